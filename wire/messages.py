@@ -1,0 +1,735 @@
+"""Every message that crosses a process border, as typed structs.
+
+A message is a frozen msgspec struct that travels as a msgpack array `[tag, field, field, …]`; tensors and large bodies
+travel beside it as raw frames. Rules:
+
+- Fields are only ever appended, with a default, so that an older peer can still read a newer one's message.
+- `request_id` names an exchange: the answer carries the same id, and a request asked again under its id is answered
+  from the first answer, never carried out twice.
+- `session`, `epoch`: which placement of which run is meant; a message of another epoch is refused (DESIGN 1, 10).
+- Times are seconds (`_s`), sizes bytes (`_bytes`), digests lower-case hex SHA-256.
+
+docs/protocol.md describes each of them; a test keeps it complete.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+CONTROL, BACKWARD, FORWARD = 0, 1, 2
+LANES = (CONTROL, BACKWARD, FORWARD)
+
+DIRECTION_FORWARD, DIRECTION_BACKWARD = 0, 1
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of all messages. `lane` is the default lane a message travels on."""
+
+    lane: ClassVar[int] = CONTROL
+
+
+class TensorMeta(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What one raw frame holds: torch's short dtype name and the shape (row-major, contiguous)."""
+
+    dtype: str
+    shape: list[int]
+
+
+class PeerRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A process on the bus: its name, the number it drew at start (0: not known yet), where it can be dialled."""
+
+    id: str
+    boot: int = 0
+    addresses: list[str] = []
+
+
+# ---------------------------------------------------------------- answers to any request
+
+
+class Ok(Message, tag="ok"):
+    """The request was carried out. A body, where there is one, is frame 0: msgpack of the type that docs name."""
+
+    request_id: str
+
+
+class Refused(Message, tag="refused"):
+    """The request was not carried out: a stable code, a sentence for a person, and the next step."""
+
+    request_id: str
+    code: str
+    text: str
+    hint: str = ""
+
+
+# ---------------------------------------------------------------- membership: PNode <-> orchestrator
+
+
+class Profile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a PNode measured about itself at start."""
+
+    host: str
+    device: str
+    threads: int
+    flops: float  # float32 multiply-adds count as two, per second, at `threads` threads
+    memory_bytes: int
+    link_bytes_s: float  # to a peer on the same link; loopback unless measured
+    link_latency_s: float
+    torch: str  # version and build
+    cpu: str
+    version: str  # of DCNR
+
+
+class Register(Message, tag="register"):
+    """A PNode asks to be a member. `nonce` is its boot number; `held` the incarnation it had before, or 0."""
+
+    request_id: str
+    pnode: str
+    peer: PeerRef
+    profile: Profile
+    held: int = 0
+
+
+class Registered(Message, tag="registered"):
+    """The PNode is a member: its incarnation, the orchestrator's term, its lease, the store and cluster id."""
+
+    request_id: str
+    incarnation: int
+    term: int
+    lease_s: float
+    report_every_s: float
+    store: str
+    cluster: str
+
+
+class SessionBeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One session in a heartbeat: the last step applied here, and what it waits for ("" if it computes)."""
+
+    session: str
+    epoch: int
+    step: int
+    state: str
+    waiting_for: str
+    waiting_s: float
+
+
+class Heartbeat(Message, tag="heartbeat"):
+    """Every 2 s: the PNode lives; how it is; what each of its sessions does."""
+
+    pnode: str
+    incarnation: int
+    term: int
+    sessions: list[SessionBeat]
+    rss_bytes: int
+    loop_lag_s: float
+    compute: str  # "idle", "busy", "stalled", "dead"
+    compute_s: float  # how long the running action has taken so far
+
+
+class HeartbeatAck(Message, tag="heartbeat_ack"):
+    """`known` false: register again."""
+
+    incarnation: int
+    term: int
+    known: bool
+
+
+class Goodbye(Message, tag="goodbye"):
+    """The PNode ends in good order."""
+
+    pnode: str
+    incarnation: int
+
+
+# ---------------------------------------------------------------- deployment and runs: orchestrator -> PNode
+
+
+class Prepare(Message, tag="prepare"):
+    """First phase: build the VNodes of this epoch (and load their state), but start nothing.
+
+    Frame 0 holds the `Deployment` (msgpack), which may be larger than a header.
+    """
+
+    request_id: str
+    session: str
+    epoch: int
+    replica: int
+    term: int
+
+
+class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything a PNode needs to run its share of a session; the body of `Prepare`."""
+
+    session: str
+    network: str  # network id
+    network_digest: str  # blob: networks.Network.to_bytes()
+    placement: dict[str, str]  # VNode -> PNode
+    peers: dict[str, PeerRef]  # PNode -> where it is
+    incarnations: dict[str, int]
+    orchestrator: PeerRef
+    data_digest: str  # blob: packed data set, "" if the session can't train
+    tokenizer_digest: str  # blob, "" if none
+    steps: int  # length of the whole run: schedules end here
+    seed: int
+    start_step: int  # steps already applied
+    manifest_digest: str  # checkpoint to load, "" to initialise
+    manifest_key: str
+    store_prefix: str  # of the session: parts and manifests go below it
+    checkpoint_every: int  # 0: only at the end and on demand
+    trace: bool = False  # write parameters and gradients of every step below store_prefix (dcnr verify)
+
+
+class StartRun(Message, tag="start_run"):
+    """Second phase: run until `until` steps are applied (or the next hold), then hold."""
+
+    request_id: str
+    session: str
+    epoch: int
+    term: int
+    until: int
+
+
+class HoldRun(Message, tag="hold_run"):
+    """To the PNode of the loss: let the next verdict say hold (and save, for a checkpoint there)."""
+
+    request_id: str
+    session: str
+    epoch: int
+    term: int
+    save: bool
+
+
+class Release(Message, tag="release"):
+    """Forget this session's VNodes and free their memory."""
+
+    request_id: str
+    session: str
+    epoch: int
+    term: int
+
+
+class InspectRun(Message, tag="inspect_run"):
+    """Ask a PNode about its VNodes. Ok's body: list[VNodeReport]."""
+
+    request_id: str
+    session: str
+    epoch: int
+
+
+class VNodeReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One VNode as it is now, for `dcnr inspect`."""
+
+    vnode: str
+    type: str
+    pnode: str
+    stage: int
+    step: int
+    parameters: dict[str, list[int]]
+    parameter_count: int
+    weight_norm: float
+    gradient_norm: float  # of the last applied step, before clipping
+    forward_s: float  # mean per microbatch over the last step measured
+    backward_s: float
+    bytes_out: int  # sent to other PNodes since start, both directions
+
+
+# ---------------------------------------------------------------- data plane: PNode <-> PNode
+
+
+class Hop(Message, tag="hop"):
+    """One activation (forward) or its gradient (backward) of one microbatch on one channel; tensors are the frames.
+
+    Known by (session, epoch, replica, step, microbatch, channel, direction). A backward hop answers the forward hop's
+    `request_id`; with no tensors where no gradient is needed. `count`: targets of the microbatch, from the loss stage
+    backwards.
+    """
+
+    lane: ClassVar[int] = FORWARD
+    session: str
+    epoch: int
+    replica: int
+    step: int
+    microbatch: int
+    channel: int
+    direction: int
+    request_id: int
+    reply_to: str  # the sender's PNode id
+    count: int
+    tensors: list[TensorMeta]
+
+
+class TieGradient(Message, tag="tie_gradient"):
+    """The gradient that one other use of a tied parameter gathered over a step; to the parameter's owner."""
+
+    lane: ClassVar[int] = BACKWARD
+    session: str
+    epoch: int
+    replica: int
+    step: int
+    user: str  # the VNode that uses the parameter
+    count: int
+    tensors: list[TensorMeta]
+
+
+class TieVersion(Message, tag="tie_version"):
+    """The owner's parameter after U(step), to a PNode that uses it."""
+
+    lane: ClassVar[int] = FORWARD
+    session: str
+    epoch: int
+    replica: int
+    step: int
+    owner: str
+    tensors: list[TensorMeta]
+
+
+class GradientReport(Message, tag="gradient_report"):
+    """Squared gradient norms of one step, one per trainable tensor, and whether all is finite; to the loss's PNode.
+
+    `norms`: [index of the parameter in network order, sum of squares of the gradient summed over the microbatches].
+    """
+
+    session: str
+    epoch: int
+    replica: int
+    step: int
+    pnode: str
+    norms: list[tuple[int, float]]
+    finite: bool
+    culprit: str  # first VNode in network order with a value that is not finite, or ""
+
+
+class Verdict(Message, tag="verdict"):
+    """The loss's PNode decides U(step) for all: apply with this scale, or not at all.
+
+    `scale` = clip coefficient / targets. `hold`: stop after this step. `save`: this step is a cut to save.
+    """
+
+    session: str
+    epoch: int
+    replica: int
+    step: int
+    apply: bool
+    scale: float
+    count: int
+    gradient_norm: float
+    hold: bool
+    save: bool
+    culprit: str
+
+
+# ---------------------------------------------------------------- reports: PNode -> orchestrator
+
+
+class StepReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One applied step as the loss's PNode saw it."""
+
+    step: int  # 1 for the first
+    loss: float  # mean per target
+    count: int
+    gradient_norm: float
+    lr: float
+    seconds: float  # since the previous update
+    samples: int
+    ids_digest: str  # digest of the sample ids of this step, "" if not traced
+
+
+class Progress(Message, tag="progress"):
+    """Steps applied since the last report; sent at most every 0.2 s."""
+
+    session: str
+    epoch: int
+    replica: int
+    pnode: str
+    steps: list[StepReport]
+
+
+class PartsSaved(Message, tag="parts_saved"):
+    """This PNode's parts of the cut at `step` are in the store. Frame 0: msgpack of list[Part]."""
+
+    session: str
+    epoch: int
+    replica: int
+    step: int
+    pnode: str
+    environment: list[str]  # torch build, device kind, cpu, threads: what bit-exact resume depends on
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One stored piece of a checkpoint: the state of one VNode."""
+
+    vnode: str
+    digest: str
+    size_bytes: int
+
+
+class Committed(Message, tag="committed"):
+    """Orchestrator -> PNodes: the cut at `step` is durable."""
+
+    session: str
+    epoch: int
+    replica: int
+    step: int
+
+
+class RunHeld(Message, tag="run_held"):
+    """This PNode's share holds after `step`: the target was reached, or a verdict said hold."""
+
+    session: str
+    epoch: int
+    replica: int
+    step: int
+    pnode: str
+
+
+class RunFailed(Message, tag="run_failed"):
+    """The run can't go on here, and why."""
+
+    session: str
+    epoch: int
+    replica: int
+    step: int
+    pnode: str
+    vnode: str
+    text: str
+    hint: str
+
+
+# ---------------------------------------------------------------- inference: client -> input stages -> … -> client
+
+
+class InferInput(Message, tag="infer_input"):
+    """A forward request for the VNodes of one session. Sent by the client to every PNode that reads an input or gives
+    an output.
+
+    Either `inputs` names the frames (one tensor each) or `split` names rows of the session's own data
+    ("train" | "val", first row `start`, `count` rows; see pnode.data). `position`: tokens already in the KV cache of
+    `request_id` (0 starts anew); `cache`: keep keys and values for a next call. `outputs`: names of network outputs.
+    """
+
+    lane: ClassVar[int] = FORWARD
+    request_id: str
+    session: str
+    sequence: int  # 0, 1, 2 … within the request
+    reply_to: PeerRef
+    outputs: list[str]
+    inputs: list[str]
+    tensors: list[TensorMeta]
+    split: str = ""
+    start: int = 0
+    count: int = 0
+    position: int = 0
+    cache: bool = False
+
+
+class InferHop(Message, tag="infer_hop"):
+    """An activation of a forward request on its way to another stage."""
+
+    lane: ClassVar[int] = FORWARD
+    request_id: str
+    session: str
+    epoch: int
+    sequence: int
+    channel: int
+    step: int  # weights after this step made it
+    tensors: list[TensorMeta]
+
+
+class InferOutput(Message, tag="infer_output"):
+    """One output of the network for the client. `count`: targets, where the output is the loss."""
+
+    lane: ClassVar[int] = BACKWARD
+    request_id: str
+    sequence: int
+    output: str
+    step: int
+    count: int
+    tensors: list[TensorMeta]
+
+
+class InferFailed(Message, tag="infer_failed"):
+    """The request can't be answered, and why."""
+
+    request_id: str
+    sequence: int
+    pnode: str
+    vnode: str
+    code: str
+    text: str
+    hint: str = ""
+
+
+class InferEnd(Message, tag="infer_end"):
+    """The client is done: free this request's KV cache."""
+
+    request_id: str
+    session: str
+
+
+# ---------------------------------------------------------------- client -> orchestrator
+# The answer to each is Ok with the body named here (frame 0, msgpack of the struct), or Refused.
+
+
+class ClusterInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The orchestrator about itself."""
+
+    cluster: str
+    version: str
+    term: int
+    store: str
+    started: float  # wall clock, for display only
+    pid: int
+
+
+class PNodeInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One PNode as the orchestrator knows it. state: alive, suspect, lost, gone."""
+
+    pnode: str
+    state: str
+    incarnation: int
+    peer: PeerRef
+    profile: Profile
+    seen_s: float  # seconds since its last sign of life
+    sessions: list[str]
+    vnodes: int
+    rss_bytes: int
+    loop_lag_s: float
+    compute: str
+    pid: int = 0
+
+
+class NetworkInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A network in the registry."""
+
+    network: str
+    digest: str
+    vnodes: int
+    parameters: int
+    sessions: list[str]
+    created: float
+
+
+class SessionInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A session as the orchestrator knows it. `waiting`: who is waited for, since when, as sentences."""
+
+    session: str
+    network: str
+    state: str
+    epoch: int
+    step: int
+    steps: int
+    until: int
+    loss: float
+    tokens_s: float
+    committed: int  # last durable step
+    pnodes: list[str]
+    created: float
+    error: str
+    hint: str
+    waiting: list[str]
+    deployed: bool
+    bit_exact: str  # "" or "not bit-exact: …"
+    final_hash: str  # of the last committed cut
+    eta_s: float
+    data: str = ""
+    tokenizer_digest: str = ""
+    data_digest: str = ""
+
+
+class SessionEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line of a session's event log; `steps` for kind "progress"."""
+
+    seq: int
+    time: float  # wall clock, for display only
+    kind: str  # state, progress, committed, warning, error, placement, note
+    text: str
+    step: int
+    steps: list[StepReport] = []
+
+
+class DeploymentInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a session's VNodes are; what a client needs for inference and inspection."""
+
+    session: str
+    network: str
+    network_digest: str
+    epoch: int
+    placement: dict[str, str]
+    peers: dict[str, PeerRef]
+    tokenizer_digest: str
+    data_digest: str
+    step: int
+    store: str
+
+
+class PlanInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A placement, its predicted step time, and why."""
+
+    placement: dict[str, str]
+    step_s: float
+    compute_s: dict[str, float]  # by PNode, per step
+    wire_bytes: dict[str, int]  # by "src -> dst", per step
+    memory_bytes: dict[str, int]
+    reasons: list[str]
+
+
+class AskCluster(Message, tag="ask_cluster"):
+    """Body: ClusterInfo."""
+
+    request_id: str
+
+
+class ListPNodes(Message, tag="list_pnodes"):
+    """Body: list[PNodeInfo]."""
+
+    request_id: str
+
+
+class ListNetworks(Message, tag="list_networks"):
+    """Body: list[NetworkInfo]."""
+
+    request_id: str
+
+
+class ListSessions(Message, tag="list_sessions"):
+    """Body: list[SessionInfo]; of one network, or all ("")."""
+
+    request_id: str
+    network: str = ""
+
+
+class PutNetwork(Message, tag="put_network"):
+    """Register a network under its id; frame 0 is `Network.to_bytes()`. Body: NetworkInfo.
+
+    `replace` false: a different network under the same id is refused.
+    """
+
+    request_id: str
+    network: str
+    replace: bool = False
+
+
+class PlanNetwork(Message, tag="plan_network"):
+    """Place a registered network without deploying it. `pnodes` 0: as many as are best. Body: PlanInfo."""
+
+    request_id: str
+    network: str
+    pnodes: int = 0
+
+
+class CreateSession(Message, tag="create_session"):
+    """Create a session and, with `start`, run it. Body: SessionInfo.
+
+    `until` 0: to the end. `placement` empty: the planner's. `name` empty: `<network>-<n>`.
+    """
+
+    request_id: str
+    network: str
+    data_digest: str
+    tokenizer_digest: str
+    data: str  # what the data are, for people
+    steps: int
+    seed: int
+    until: int = 0
+    pnodes: int = 0
+    placement: dict[str, str] = {}
+    checkpoint_every: int = 0
+    keep: int = 3
+    start: bool = True
+    trace: bool = False
+    name: str = ""
+    tag: str = ""  # free text kept with the session, such as "demo"
+
+
+class ActOnSession(Message, tag="act_on_session"):
+    """action: start | pause | resume | stop | deploy | undeploy | remove. Body: SessionInfo.
+
+    start, resume: run until `until` (0: to the end), from the last checkpoint where it isn't deployed.
+    deploy: place and load it, to be used for inference. remove: delete it and what it stored.
+    """
+
+    request_id: str
+    session: str
+    action: str
+    until: int = 0
+    pnodes: int = 0
+    placement: dict[str, str] = {}
+
+
+class WatchSession(Message, tag="watch_session"):
+    """Events after `after`, at once if there are any, else as soon as there is one or `wait_s` is over.
+
+    Body: WatchInfo.
+    """
+
+    request_id: str
+    session: str
+    after: int
+    wait_s: float
+    limit: int = 500
+
+
+class WatchInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A session now and its events after the one asked for."""
+
+    session: SessionInfo
+    events: list[SessionEvent]
+
+
+class AskDeployment(Message, tag="ask_deployment"):
+    """Body: DeploymentInfo; of the session, or of a network's newest deployed session."""
+
+    request_id: str
+    name: str
+
+
+class InspectSession(Message, tag="inspect_session"):
+    """Body: list[VNodeReport], in topological order; the orchestrator asks the PNodes."""
+
+    request_id: str
+    session: str
+
+
+class RemoveNetwork(Message, tag="remove_network"):
+    """Delete a network, its sessions and what they stored; refused while one is deployed unless `force`."""
+
+    request_id: str
+    network: str
+    force: bool = False
+
+
+class CollectGarbage(Message, tag="collect_garbage"):
+    """Delete what no head's ancestry names. Body: GarbageInfo."""
+
+    request_id: str
+    network: str = ""
+    dry_run: bool = True
+
+
+class GarbageInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What garbage collection deleted, or with `dry_run` would delete."""
+
+    objects: int
+    size_bytes: int
+    keys: list[str]
+    dry_run: bool
+
+
+class ShutDown(Message, tag="shut_down"):
+    """End this process in good order (only from loopback)."""
+
+    request_id: str
+
+
+def all_messages() -> dict[str, type[Message]]:
+    """Tag -> message type, of all message types."""
+    found: dict[str, type[Message]] = {}
+    pending = list(Message.__subclasses__())
+    while pending:
+        kind = pending.pop()
+        pending.extend(kind.__subclasses__())
+        tag = kind.__struct_config__.tag
+        if isinstance(tag, str):
+            found[tag] = kind
+    return dict(sorted(found.items()))

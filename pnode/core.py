@@ -1,0 +1,630 @@
+"""The logic of one session on one PNode: events in, commands out. Pure: no clock, no socket, no torch, no asyncio.
+
+Rules (DESIGN 6):
+
+- Order comes from the schedules, not from arrival. A message that is early waits in its slot; slots are bounded by the
+  sender's window; what lies beyond, came before, or doesn't belong here is refused and counted, never applied.
+- A job is queued as soon as its inputs are here and its stage's previous job is queued: the compute thread works in
+  the order of the queue, so a job may count on everything queued before it. Values between stages of one PNode never
+  leave the compute side; "queued" is enough for them too.
+- U(s) needs the verdict of s, which needs the report of every member with something to learn and all losses.
+  F(s+1) is queued after U(s), after the new versions of borrowed parameters, and after the cut if there is one.
+- The loss's PNode alone decides hold and save, and the verdict carries both: a consistent cut without a barrier.
+- At most `MAX_CUTS` cuts wait for the store; then the next one, and training behind it, waits.
+
+A new placement or a replay from a cut is a new Core (epoch + 1, `start_step` of the cut) fed by the same driver.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import assert_never
+
+from networks.stages import Channel
+from pnode.events import (
+    Command,
+    Compute,
+    Decision,
+    Event,
+    Fail,
+    HoldAsked,
+    HopArrived,
+    Job,
+    JobDone,
+    JobFailed,
+    JobKind,
+    PeerLost,
+    Refuse,
+    Released,
+    ReportArrived,
+    SaveCut,
+    Saved,
+    SendHop,
+    SendReport,
+    SendTieGradient,
+    SendTieVersion,
+    SendVerdict,
+    Started,
+    TellApplied,
+    TellHeld,
+    TellProgress,
+    TieGradientArrived,
+    TieVersionArrived,
+    VerdictArrived,
+    WaitedTooLong,
+)
+from pnode.schedule import Kind
+from pnode.share import Share
+from pnode.verdict import decide
+from wire.errors import MisuseError
+
+MAX_CUTS = 2
+STORY = 60
+
+
+class State(Enum):
+    """The life of a session on a PNode."""
+
+    PREPARED = "prepared"
+    RUNNING = "running"
+    HELD = "held"
+    FAILED = "failed"
+    RELEASED = "released"
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.PREPARED: frozenset({State.RUNNING, State.HELD, State.FAILED, State.RELEASED}),
+    State.RUNNING: frozenset({State.HELD, State.FAILED, State.RELEASED}),
+    State.HELD: frozenset({State.RUNNING, State.FAILED, State.RELEASED}),
+    State.FAILED: frozenset({State.RELEASED}),
+    State.RELEASED: frozenset(),
+}
+
+
+class CoreError(MisuseError):
+    """The driver broke the core's rules; the message ends with the session's story."""
+
+
+@dataclass(slots=True)
+class _StageState:
+    """Where one stage is in the current step's schedule."""
+
+    at: int = 0
+    forwards: set[int] = field(default_factory=set)  # microbatches queued
+    backwards: set[int] = field(default_factory=set)
+
+
+class Core:
+    """See the module. Feed `handle`, carry out what it returns in order, show `waiting`."""
+
+    def __init__(self, share: Share) -> None:
+        self.share = share
+        self.state = State.PREPARED
+        self.step = share.start_step  # the step being made = steps whose U is queued
+        self.applied = share.start_step  # steps whose U is done
+        self.until = share.start_step
+        self.refused: dict[str, int] = {}
+        self.story: deque[str] = deque(maxlen=STORY)
+        self._ins = {stage: share.plan.ins(stage) for stage in share.stages}
+        self._outs = {stage: share.plan.outs(stage) for stage in share.stages}
+        self._stages = {stage: _StageState() for stage in share.stages}
+        self._hops: dict[tuple[int, int, int], object] = {}  # (channel, step, microbatch) -> payload, both directions
+        self._answers: dict[tuple[int, int, int], object] = {}
+        self._sent: set[tuple[int, int, int]] = set()  # forward hops sent and not answered
+        self._answered: dict[int, int] = {}  # channel -> hops answered in all, as the reader
+        self._owed: dict[tuple[int, int, int], tuple[str, int]] = {}  # hop to answer -> (sender, request id)
+        self._tie_gradients: dict[tuple[str, int], object] = {}
+        self._tie_versions: dict[tuple[str, int], object] = {}
+        self._versions_due: set[str] = set()  # borrowed owners whose version after U(step - 1) isn't queued yet
+        self._reports: dict[int, dict[str, ReportArrived]] = {}
+        self._losses: dict[int, tuple[float, int]] = {}
+        self._verdicts: dict[int, Decision] = {}
+        self._queued: deque[Job] = deque()
+        self._ties_queued = self._report_queued = False
+        self._cut_due = False
+        self._cuts: set[int] = set()
+        self._hold_asked = self._save_asked = False
+        self._hold_told = True
+        self._times: dict[int, Decision] = {}
+        self._updated_at = 0.0
+        self.moved_at = 0.0
+        self._channel = {channel.index: channel for channel in share.plan.channels}
+        self._progress_due: dict[int, tuple[Decision, float]] = {}
+
+    # ---------------------------------------------------------------------------------------- events
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take in one event at time `now` (any monotonic clock, seconds); the commands are to be done in order.
+
+        Raises `CoreError` if the driver reports something that can't be (a bug on this side).
+        """
+        self._note(event)
+        if self.state is State.RELEASED:
+            return []
+        if self.state is State.FAILED and not isinstance(event, Released):
+            return []
+        out: list[Command] = []
+        match event:
+            case Started():
+                self._start(event, now, out)
+            case HopArrived():
+                self._hop(event, out)
+            case TieGradientArrived():
+                self._tie_gradient(event, out)
+            case TieVersionArrived():
+                self._tie_version(event, out)
+            case ReportArrived():
+                self._report(event, out)
+            case VerdictArrived():
+                self._verdict(event, out)
+            case HoldAsked():
+                self._hold(event, out)
+            case JobDone():
+                self._job_done(event, now, out)
+            case JobFailed():
+                self._fail(out, event.vnode, f"{event.job}: {event.text}", event.hint)
+            case Saved():
+                self._saved(event, out)
+            case PeerLost():
+                self._lost(event, out)
+            case WaitedTooLong():
+                self._fail(
+                    out, "", f"step {self.step + 1} waited {event.limit_s:g} s for {'; '.join(self.waiting())}",
+                    "see `dcnr ps` for the PNode that is waited for; the limit is dcnr-pnode's --wait-limit",
+                )  # fmt: skip
+            case Released():
+                self._go(State.RELEASED)
+            case _:
+                assert_never(event)
+        self._pump(out)
+        self._tell_held(out)
+        if any(not isinstance(command, Refuse) for command in out):
+            self.moved_at = now
+        return out
+
+    def waiting(self) -> list[str]:
+        """Who and what this session waits for, as sentences; empty while it computes or has nothing to do."""
+        if self._queued or self.state not in (State.RUNNING, State.HELD):
+            return []
+        if self.state is State.HELD:
+            return [] if self._hold_told else self._between_steps()
+        between = self._between_steps()
+        if between:
+            return between
+        found: list[str] = []
+        for stage in self.share.stages:
+            found.extend(self._missing(stage))
+        if not found:
+            found.extend(self._missing_at_end())
+        return list(dict.fromkeys(found))
+
+    # ---------------------------------------------------------------------------------------- starting and ending
+
+    def _start(self, event: Started, now: float, out: list[Command]) -> None:
+        if not self.share.loss_pnode:
+            self._fail(
+                out, "", "this network has no loss, so it can't be trained", "give it a cross_entropy or mse node"
+            )
+            return
+        self.until = min(event.until, self.share.steps)
+        if self.state is State.RUNNING:
+            return
+        self._hold_told = False
+        self._hold_asked = self._save_asked = False
+        self._updated_at = now
+        if self.step < self.until:
+            self._go(State.RUNNING)
+        elif self.state is State.PREPARED:
+            self._go(State.HELD)
+
+    def _hold(self, event: HoldAsked, out: list[Command]) -> None:
+        if self.share.pnode != self.share.loss_pnode:
+            self._refuse(out, "not-loss", "hold asked, but the PNode of the loss decides")
+            return
+        if self.state is State.RUNNING:
+            self._hold_asked = True
+            self._save_asked = self._save_asked or event.save
+        else:
+            self._hold_told = False
+
+    def _lost(self, event: PeerLost, out: list[Command]) -> None:
+        if event.pnode not in self.share.members or event.pnode == self.share.pnode:
+            return
+        if self.state is State.RUNNING:
+            self._fail(out, "", f"PNode {event.pnode} is lost: {event.reason}", "resume places its VNodes anew")
+
+    def _fail(self, out: list[Command], vnode: str, text: str, hint: str, *, told: bool = True) -> None:
+        self._go(State.FAILED)
+        out.append(Fail(self.applied, vnode, text, hint, told))
+        self._hops.clear()
+        self._answers.clear()
+        self._tie_gradients.clear()
+        self._tie_versions.clear()
+
+    def _tell_held(self, out: list[Command]) -> None:
+        quiet = not self._queued and not self._cut_due and not self._versions_due
+        if self.state is State.HELD and not self._hold_told and quiet:
+            self._hold_told = True
+            out.append(TellHeld(self.applied))
+
+    # ---------------------------------------------------------------------------------------- messages
+
+    def _index(self, step: int, microbatch: int) -> int:
+        return (step - self.share.start_step) * self.share.microbatches + microbatch
+
+    def _hop(self, event: HopArrived, out: list[Command]) -> None:
+        key = (event.channel, event.step, event.microbatch)
+        channel = self._channel.get(event.channel)
+        ours, theirs = (-1, -1) if channel is None else (channel.src, channel.dst)[:: -1 if not event.backward else 1]
+        if channel is None or ours not in self._stages or self.share.plan.stages[theirs].pnode != event.sender:
+            return self._refuse(out, "stray-hop", f"channel {event.channel} does not bring {event.sender}'s hops here")
+        if not 0 <= event.microbatch < self.share.microbatches or not 0 <= event.step < self.share.steps:
+            return self._refuse(out, "bad-hop", f"no step {event.step}, microbatch {event.microbatch} in this run")
+        if event.backward:
+            if key not in self._sent or event.request_id != self.request_id(*key):
+                return self._refuse(out, "duplicate-hop", f"an answer to {key} is not awaited")
+            self._sent.discard(key)
+            self._answers[key] = event.payload
+            return None
+        place = self._index(event.step, event.microbatch)
+        answered = self._answered.get(event.channel, 0)
+        if place < answered or key in self._hops or key in self._owed:
+            return self._refuse(out, "duplicate-hop", f"hop {key} came before")
+        if place >= answered + self.share.windows[channel.src]:
+            return self._refuse(out, "beyond-window", f"hop {key} is beyond the window of stage {channel.src}")
+        self._hops[key] = event.payload
+        self._owed[key] = (event.sender, event.request_id)
+        return None
+
+    def request_id(self, channel: int, step: int, microbatch: int) -> int:
+        """The number of a forward hop; its answer carries the same."""
+        return (step * self.share.microbatches + microbatch) * max(1, len(self._channel)) + channel + 1
+
+    def _tie_gradient(self, event: TieGradientArrived, out: list[Command]) -> None:
+        known = any((event.user, event.sender) in users for users in self.share.lent.values())
+        key = (event.user, event.step)
+        if not known or event.step != self.step or key in self._tie_gradients or self._report_queued:
+            return self._refuse(out, "stray-tie", f"gradient of {event.user} for step {event.step} is not awaited")
+        self._tie_gradients[key] = event.payload
+        return None
+
+    def _tie_version(self, event: TieVersionArrived, out: list[Command]) -> None:
+        homes = {owner: self.share.borrowed[user] for user, owner in self.share.owner_of.items()}
+        key = (event.owner, event.step)
+        due = event.step == self.step or (event.step == self.step - 1 and event.owner in self._versions_due)
+        if homes.get(event.owner) != event.sender or key in self._tie_versions or not due:  # type: ignore[call-overload]
+            return self._refuse(out, "stray-tie", f"version of {event.owner} after step {event.step} is not awaited")
+        self._tie_versions[key] = event.payload
+        return None
+
+    def _report(self, event: ReportArrived, out: list[Command]) -> None:
+        mine = self._reports.get(event.step, {})
+        bad = self.share.pnode != self.share.loss_pnode or event.sender not in self.share.reporters
+        if bad or event.step != self.step or event.sender in mine or self._decided():
+            return self._refuse(out, "stray-report", f"{event.sender}'s report of step {event.step} is not awaited")
+        self._reports.setdefault(event.step, {})[event.sender] = event
+        return None
+
+    def _verdict(self, event: VerdictArrived, out: list[Command]) -> None:
+        step = event.decision.step
+        if event.sender != self.share.loss_pnode or step < self.step or step > self.step + 1 or step in self._verdicts:
+            return self._refuse(out, "stray-verdict", f"{event.sender}'s verdict on step {step} is not awaited")
+        self._verdicts[step] = event.decision
+        return None
+
+    # ---------------------------------------------------------------------------------------- results
+
+    def _job_done(self, event: JobDone, now: float, out: list[Command]) -> None:
+        job, done = event.job, event.done
+        if not self._queued or self._queued[0] != job:
+            expected = self._queued[0] if self._queued else "nothing"
+            raise CoreError(f"the compute thread finished {job}, but {expected} was due\n{self.tell_story()}")
+        self._queued.popleft()
+        match job.kind:
+            case JobKind.FORWARD:
+                self._send_forward(job, done.sends, done.count, out)
+            case JobKind.BACKWARD:
+                for channel in self._ins[job.stage]:
+                    if channel.index in self.share.flow.channels:
+                        self._answer(channel, job, done.sends.get(channel.index), done.count, out)
+            case JobKind.TIES:
+                for user, payload in done.shared.items():
+                    out.append(SendTieGradient(self._home(user), job.step, user, payload))
+            case JobKind.REPORT:
+                report = ReportArrived(self.share.pnode, job.step, done.norms, done.finite, done.culprit)
+                if self.share.pnode == self.share.loss_pnode:
+                    self._losses[job.step] = (done.loss, done.count)
+                    self._reports.setdefault(job.step, {})[self.share.pnode] = report
+                else:
+                    out.append(SendReport(self.share.loss_pnode, job.step, done.norms, done.finite, done.culprit))
+            case JobKind.UPDATE:
+                self._updated(job, done.shared, now, out)
+            case JobKind.CUT:
+                out.append(SaveCut(self.applied, done.cut))
+            case JobKind.DISCARD | JobKind.VERSION:
+                pass
+            case _:
+                assert_never(job.kind)
+
+    def _home(self, user: str) -> str:
+        return next(home for name, home in self.share.borrowed.items() if name == user)
+
+    def _send_forward(self, job: Job, sends: Mapping[int, object], count: int, out: list[Command]) -> None:
+        for channel in self._outs[job.stage]:
+            if not channel.local:
+                key = (channel.index, job.step, job.microbatch)
+                self._sent.add(key)
+                to = self.share.plan.stages[channel.dst].pnode
+                out.append(
+                    SendHop(to, job.step, job.microbatch, channel.index, False, self.request_id(*key), count,
+                            sends[channel.index])
+                )  # fmt: skip
+        for channel in self._ins[job.stage]:
+            if channel.index not in self.share.flow.channels:
+                self._answer(channel, job, None, count, out)
+
+    def _answer(self, channel: Channel, job: Job, payload: object, count: int, out: list[Command]) -> None:
+        if channel.local:
+            return
+        to, request_id = self._owed.pop((channel.index, job.step, job.microbatch))
+        self._answered[channel.index] = self._answered.get(channel.index, 0) + 1
+        out.append(SendHop(to, job.step, job.microbatch, channel.index, True, request_id, count, payload))
+
+    def _updated(self, job: Job, shared: Mapping[str, object], now: float, out: list[Command]) -> None:
+        self.applied = job.step + 1
+        for owner, users in self.share.lent.items():
+            for to in dict.fromkeys(pnode for _, pnode in users):
+                out.append(SendTieVersion(to, job.step, owner, shared[owner]))
+        out.append(TellApplied(self.applied))
+        if job.step in self._progress_due:
+            decision, loss = self._progress_due.pop(job.step)
+            seconds, self._updated_at = now - self._updated_at, now
+            out.append(TellProgress(self.applied, loss, decision.count, decision.gradient_norm, seconds))
+
+    def _saved(self, event: Saved, out: list[Command]) -> None:
+        if event.applied not in self._cuts:
+            raise CoreError(f"the cut of step {event.applied} was not being saved\n{self.tell_story()}")
+        self._cuts.discard(event.applied)
+        if event.error:
+            self._fail(out, "", f"the checkpoint of step {event.applied} could not be stored: {event.error}",
+                       "check the store (dcnr doctor), then resume")  # fmt: skip
+
+    # ---------------------------------------------------------------------------------------- going on
+
+    def _pump(self, out: list[Command]) -> None:
+        """Queue every job whose turn it is and whose inputs are here, until there is none."""
+        moved = True
+        while moved and self.state in (State.RUNNING, State.HELD):
+            moved = self._queue_versions(out) or self._queue_cut(out)
+            if self.state is not State.RUNNING or self._between_steps():
+                continue
+            for stage in reversed(self.share.stages):
+                if not self._missing(stage) and not self._at_update(stage):
+                    self._queue_stage(stage, out)
+                    moved = True
+            if all(self._at_update(stage) for stage in self.share.stages):
+                moved = self._queue_end(out) or moved
+
+    def _between_steps(self) -> list[str]:
+        """What has to happen after U(step - 1) before anything of this step."""
+        found = [
+            f"{self._home_of_owner(owner)}: '{owner}' after step {self.step}" for owner in sorted(self._versions_due)
+        ]
+        if self._cut_due:
+            found.append(f"store: {len(self._cuts)} cuts before that of step {self.step} are still being saved")
+        return found
+
+    def _home_of_owner(self, owner: str) -> str:
+        return next(self.share.borrowed[user] for user, name in self.share.owner_of.items() if name == owner)
+
+    def _queue(self, job: Job, out: list[Command], inputs: Mapping[int | str, object] | None = None) -> None:
+        self._queued.append(job)
+        out.append(Compute(job, inputs or {}))
+
+    def _queue_versions(self, out: list[Command]) -> bool:
+        found = [owner for owner in sorted(self._versions_due) if (owner, self.step - 1) in self._tie_versions]
+        for owner in found:
+            payload = self._tie_versions.pop((owner, self.step - 1))
+            self._versions_due.discard(owner)
+            self._queue(Job(JobKind.VERSION, self.step - 1, vnode=owner), out, {owner: payload})
+        return bool(found)
+
+    def _queue_cut(self, out: list[Command]) -> bool:
+        if not self._cut_due or len(self._cuts) >= MAX_CUTS:
+            return False
+        self._cut_due = False
+        self._cuts.add(self.step)
+        self._queue(Job(JobKind.CUT, self.step - 1), out)
+        return True
+
+    def _at_update(self, stage: int) -> bool:
+        return self.share.schedules[stage][self._stages[stage].at].kind is Kind.UPDATE
+
+    def _missing(self, stage: int) -> list[str]:
+        """What the stage's next action waits for; empty if it can be queued (or only U is left to wait for)."""
+        action = self.share.schedules[stage][self._stages[stage].at]
+        m, where = action.microbatch, self.share.plan.stages
+        found: list[str] = []
+        if action.kind is Kind.FORWARD:
+            for channel in self._ins[stage]:
+                if channel.local:
+                    if m not in self._stages[channel.src].forwards:
+                        found.append(
+                            f"stage {channel.src} here: '{channel.port}' of step {self.step + 1}, microbatch {m}"
+                        )
+                elif (channel.index, self.step, m) not in self._hops:
+                    sender = where[channel.src].pnode
+                    found.append(f"{sender}: '{channel.port}' of step {self.step + 1}, microbatch {m}")
+            if stage not in self.share.flow.stages and m >= self.share.windows[stage]:
+                found.extend(self._unanswered(stage, m - self.share.windows[stage]))
+        elif action.kind is Kind.BACKWARD:
+            found.extend(self._unanswered(stage, m))
+        elif stage not in self.share.flow.stages:
+            for m in range(max(0, self.share.microbatches - self.share.windows[stage]), self.share.microbatches):
+                found.extend(self._unanswered(stage, m))
+        return found
+
+    def _unanswered(self, stage: int, m: int) -> list[str]:
+        """Channels out of this stage on which microbatch `m` is not answered yet."""
+        found: list[str] = []
+        for channel in self._outs[stage]:
+            back = channel.index in self.share.flow.channels
+            what = f"{'gradient' if back else 'answer'} of '{channel.port}', step {self.step + 1}, microbatch {m}"
+            if channel.local:
+                reader = self._stages[channel.dst]
+                if m not in (reader.backwards if back else reader.forwards):
+                    found.append(f"stage {channel.dst} here: {what}")
+            elif (channel.index, self.step, m) not in self._answers:
+                found.append(f"{self.share.plan.stages[channel.dst].pnode}: {what}")
+        return found
+
+    def _queue_stage(self, stage: int, out: list[Command]) -> None:
+        state = self._stages[stage]
+        action = self.share.schedules[stage][state.at]
+        m = action.microbatch
+        inputs: dict[int | str, object] = {}
+        if action.kind is Kind.FORWARD:
+            state.forwards.add(m)
+            for channel in self._ins[stage]:
+                if not channel.local:
+                    inputs[channel.index] = self._hops.pop((channel.index, self.step, m))
+            kind = JobKind.FORWARD
+        else:
+            state.backwards.add(m)
+            for channel in self._outs[stage]:
+                if not channel.local:
+                    payload = self._answers.pop((channel.index, self.step, m))
+                    if channel.index in self.share.flow.channels:
+                        inputs[channel.index] = payload
+            kind = JobKind.BACKWARD
+        state.at += 1
+        self._queue(Job(kind, self.step, stage, m), out, inputs)
+
+    def _tie_users_due(self) -> list[tuple[str, str]]:
+        return [
+            (user, pnode)
+            for users in self.share.lent.values()
+            for user, pnode in users
+            if (user, self.step) not in self._tie_gradients
+        ]
+
+    def _reports_here(self) -> bool:
+        return self.share.pnode in self.share.reporters
+
+    def _decided(self) -> bool:
+        return self.step in self._verdicts
+
+    def _missing_at_end(self) -> list[str]:
+        """What U(step) waits for once every stage has come to it."""
+        if self._reports_here() and not self._report_queued:
+            return [f"{pnode}: gradient of '{user}' of step {self.step + 1}" for user, pnode in self._tie_users_due()]
+        if self._decided():
+            return []
+        if self.share.pnode != self.share.loss_pnode:
+            return [f"{self.share.loss_pnode}: verdict on step {self.step + 1}"]
+        here = self._reports.get(self.step, {})
+        return [f"{pnode}: report of step {self.step + 1}" for pnode in sorted(self.share.reporters - here.keys())]
+
+    def _queue_end(self, out: list[Command]) -> bool:
+        """All stages stand at U: gather ties, report, decide, update. One thing per call; False if it has to wait."""
+        if self.share.borrowed and not self._ties_queued:
+            self._ties_queued = True
+            self._queue(Job(JobKind.TIES, self.step), out)
+            return True
+        if any(self._missing(stage) for stage in self.share.stages):
+            return False
+        if self._reports_here() and not self._report_queued:
+            if self._tie_users_due():
+                return False
+            self._report_queued = True
+            gathered = {user: payload for (user, step), payload in self._tie_gradients.items() if step == self.step}
+            self._tie_gradients.clear()
+            self._queue(Job(JobKind.REPORT, self.step), out, {**gathered})
+            return True
+        if self.share.pnode == self.share.loss_pnode and not self._decided():
+            return self._decide(out)
+        if not self._decided():
+            return False
+        self._queue_update(out)
+        return True
+
+    def _decide(self, out: list[Command]) -> bool:
+        reports = self._reports.get(self.step, {})
+        if self.step not in self._losses or not self.share.reporters <= reports.keys():
+            return False
+        loss, count = self._losses.pop(self.step)
+        del self._reports[self.step]
+        applied = self.step + 1
+        every = self.share.checkpoint_every
+        last = applied >= self.share.steps
+        hold = self._hold_asked or applied >= self.until
+        regular = last or (every > 0 and applied % every == 0)
+        save = regular or self._save_asked or (hold and not self._hold_asked)
+        decision = decide(self.step, reports, loss=loss, count=count, share=self.share, hold=hold, save=save)
+        self._verdicts[self.step] = decision
+        if decision.apply:
+            self._progress_due[self.step] = (decision, loss / count if count else 0.0)
+        others = tuple(member for member in self.share.members if member != self.share.pnode)
+        if others:
+            out.append(SendVerdict(others, decision))
+        return True
+
+    def _queue_update(self, out: list[Command]) -> None:
+        decision = self._verdicts.pop(self.step)
+        if not decision.apply:
+            self._queue(Job(JobKind.DISCARD, self.step), out)
+            self._fail(
+                out, decision.culprit,
+                f"step {self.step + 1} was not applied: a value in VNode '{decision.culprit}' is not finite",
+                "lower the learning rate or clip gradients, then resume from the last checkpoint",
+                told=self.share.pnode == self.share.loss_pnode,
+            )  # fmt: skip
+            return
+        self._queue(Job(JobKind.UPDATE, self.step, scale=decision.scale), out)
+        self.step += 1
+        self._versions_due = set(self.share.owner_of.values())
+        self._cut_due = decision.save
+        self._ties_queued = self._report_queued = False
+        for state in self._stages.values():
+            state.at = 0
+            state.forwards.clear()
+            state.backwards.clear()
+        self._answers = {key: payload for key, payload in self._answers.items() if key[1] >= self.step}
+        if decision.hold or self.step >= self.share.steps:
+            self._go(State.HELD)
+            self._hold_asked = self._save_asked = False
+            self._hold_told = False
+
+    # ---------------------------------------------------------------------------------------- story
+
+    def _go(self, state: State) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise CoreError(f"{self.state.value} can't become {state.value}\n{self.tell_story()}")
+        self.story.append(f"{self.state.value} -> {state.value}")
+        self.state = state
+
+    def _refuse(self, out: list[Command], code: str, text: str) -> None:
+        self.refused[code] = self.refused.get(code, 0) + 1
+        self.story.append(f"refused: {text}")
+        out.append(Refuse(code, text))
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case JobDone():
+                self.story.append(f"done: {event.job}")
+            case HopArrived():
+                way = "gradient" if event.backward else "hop"
+                self.story.append(f"{way} {event.channel} from {event.sender}: step {event.step}, {event.microbatch}")
+            case TieGradientArrived() | TieVersionArrived():
+                self.story.append(f"{type(event).__name__} from {event.sender}, step {event.step}")
+            case _:
+                self.story.append(repr(event)[:200])
+
+    def tell_story(self) -> str:
+        """The last events of this session on this PNode, for an error message."""
+        head = f"session {self.share.session} epoch {self.share.epoch} on {self.share.pnode}, {self.state.value},"
+        lines = [f"{head} step {self.step}; its last {len(self.story)} events:"]
+        return "\n".join([*lines, *(f"  {line}" for line in self.story)])

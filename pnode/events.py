@@ -1,0 +1,317 @@
+"""What happens to a session on a PNode (events), and what its core asks for (commands).
+
+Steps are counted from 0 for the step that is being made; "applied" is the number of steps already made, which is what
+people and the orchestrator see. Payloads (tensors, frames) are opaque here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class JobKind(Enum):
+    """What the compute thread can be asked for."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    TIES = "ties"  # copy out the gradients of borrowed parameters
+    REPORT = "report"  # add the lent parameters' gradients, sum squares, collect losses
+    UPDATE = "U"
+    DISCARD = "discard"  # drop the gradients of a step that isn't applied
+    VERSION = "version"  # take over the owner's new parameter
+    CUT = "cut"  # copy the state of all VNodes
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One piece of work for the compute thread; fields that its kind doesn't use keep their defaults."""
+
+    kind: JobKind
+    step: int
+    stage: int = -1
+    microbatch: int = -1
+    vnode: str = ""
+    scale: float = 0.0
+
+    def __str__(self) -> str:
+        text = f"{self.kind.value}{self.microbatch if self.microbatch >= 0 else ''} of step {self.step + 1}"
+        if self.stage >= 0:
+            text += f" in stage {self.stage}"
+        return f"{text} for '{self.vnode}'" if self.vnode else text
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a job gave. Only the fields of its kind are filled.
+
+    sends: channel -> payload (F, B); `TIES`: user -> payload; `UPDATE`: owner -> payload. `count`: targets of a
+    microbatch (F of the loss stage). The rest belongs to `REPORT` and `CUT`.
+    """
+
+    sends: Mapping[int, object] = field(default_factory=dict)
+    shared: Mapping[str, object] = field(default_factory=dict)
+    count: int = 0
+    norms: tuple[tuple[int, float], ...] = ()
+    finite: bool = True
+    culprit: str = ""
+    loss: float = 0.0
+    cut: object = None
+
+
+# ------------------------------------------------------------------------------------------------ events
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Run until `until` steps are applied."""
+
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class HopArrived:
+    """A hop from `sender` in this epoch."""
+
+    sender: str
+    step: int
+    microbatch: int
+    channel: int
+    backward: bool
+    request_id: int
+    count: int
+    payload: object
+
+
+@dataclass(frozen=True, slots=True)
+class TieGradientArrived:
+    """The gradient of a lent parameter, gathered by its user elsewhere."""
+
+    sender: str
+    step: int
+    user: str
+    payload: object
+
+
+@dataclass(frozen=True, slots=True)
+class TieVersionArrived:
+    """A borrowed parameter as it is after U(step) at its owner."""
+
+    sender: str
+    step: int
+    owner: str
+    payload: object
+
+
+@dataclass(frozen=True, slots=True)
+class ReportArrived:
+    """A member's squared gradient norms of a step."""
+
+    sender: str
+    step: int
+    norms: tuple[tuple[int, float], ...]
+    finite: bool
+    culprit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The verdict on a step; see `wire.messages.Verdict`."""
+
+    step: int
+    apply: bool
+    scale: float
+    count: int
+    gradient_norm: float
+    hold: bool
+    save: bool
+    culprit: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictArrived:
+    """The loss's PNode decided."""
+
+    sender: str
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class HoldAsked:
+    """Stop after the step that is being made (only at the loss's PNode)."""
+
+    save: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone:
+    """The compute thread finished a job."""
+
+    job: Job
+    done: Done
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailed:
+    """The compute thread could not do a job."""
+
+    job: Job
+    vnode: str
+    text: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The cut after `applied` steps is in the store (or, with `error`, could not be put there)."""
+
+    applied: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """Another member's process is gone."""
+
+    pnode: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitedTooLong:
+    """The driver's limit for a wait is over."""
+
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Forget the session."""
+
+
+Event = (
+    Started | HopArrived | TieGradientArrived | TieVersionArrived | ReportArrived | VerdictArrived | HoldAsked
+    | JobDone | JobFailed | Saved | PeerLost | WaitedTooLong | Released
+)  # fmt: skip
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Put a job into the compute thread's queue, with what arrived for it: channel, user or owner -> payload."""
+
+    job: Job
+    inputs: Mapping[int | str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SendHop:
+    """Send an activation, a gradient, or (payload None) the empty answer."""
+
+    to: str
+    step: int
+    microbatch: int
+    channel: int
+    backward: bool
+    request_id: int
+    count: int
+    payload: object
+
+
+@dataclass(frozen=True, slots=True)
+class SendTieGradient:
+    """Send a borrowed parameter's gradient to its owner."""
+
+    to: str
+    step: int
+    user: str
+    payload: object
+
+
+@dataclass(frozen=True, slots=True)
+class SendTieVersion:
+    """Send a lent parameter to a PNode that uses it."""
+
+    to: str
+    step: int
+    owner: str
+    payload: object
+
+
+@dataclass(frozen=True, slots=True)
+class SendReport:
+    """Send this PNode's norms to the PNode of the loss."""
+
+    to: str
+    step: int
+    norms: tuple[tuple[int, float], ...]
+    finite: bool
+    culprit: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendVerdict:
+    """Send the decision to the other members."""
+
+    to: tuple[str, ...]
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCut:
+    """Save the state after `applied` steps; answer with `Saved`."""
+
+    applied: int
+    cut: object
+
+
+@dataclass(frozen=True, slots=True)
+class TellProgress:
+    """A step was applied (only at the loss's PNode)."""
+
+    applied: int
+    loss: float
+    count: int
+    gradient_norm: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TellApplied:
+    """U(step) is done here."""
+
+    applied: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellHeld:
+    """This share holds after `applied` steps."""
+
+    applied: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The run can't go on. `told` false: the PNode that decided tells the orchestrator, not this one."""
+
+    applied: int
+    vnode: str
+    text: str
+    hint: str
+    told: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """A message was refused: count it and log why."""
+
+    code: str
+    text: str
+
+
+Command = (
+    Compute | SendHop | SendTieGradient | SendTieVersion | SendReport | SendVerdict | SaveCut | TellProgress
+    | TellApplied | TellHeld | Fail | Refuse
+)  # fmt: skip

@@ -1,0 +1,116 @@
+"""Blobs: bytes stored once under their own digest, so the same bytes are never kept twice and each read is verified."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import uuid
+from collections.abc import Collection
+from pathlib import Path
+
+from storage.keys import DIGEST, blob_key, check_digest
+from storage.store import (
+    MAX_GET_BYTES,
+    Buffer,
+    ConflictError,
+    CorruptError,
+    Entry,
+    NotFoundError,
+    Store,
+    digest_of,
+)
+
+GRACE_S = 3600.0
+"""Blobs younger than this are never collected: a client stores them just before a session names them."""
+
+
+class Blobs:
+    """The blobs of a store. Any number of processes may put the same blob at once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def put(self, data: Buffer) -> str:
+        """Store bytes; their digest. A damaged copy of another size is replaced."""
+        digest = digest_of(data)
+        key = blob_key(digest)
+        if await self._size(key) != len(data):
+            try:
+                await self._store.put_if_absent(key, data)
+            except ConflictError:
+                if await self._size(key) != len(data):
+                    await self._store.put(key, data)
+        return digest
+
+    async def put_file(self, path: Path) -> str:
+        """Store a file's contents; their digest."""
+
+        def read() -> tuple[str, int]:
+            with open(path, "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size
+
+        digest, size = await asyncio.to_thread(read)
+        key = blob_key(digest)
+        if await self._size(key) != size:
+            await self._store.put_file(key, path)
+        return digest
+
+    async def get(self, digest: str, *, max_bytes: int = MAX_GET_BYTES) -> bytes:
+        """The blob, verified. Raises NotFoundError, CorruptError."""
+        return (await self._store.get(blob_key(digest), sha256=digest, max_bytes=max_bytes)).data
+
+    async def has(self, digest: str) -> bool:
+        """Whether the blob is there."""
+        return await self._size(blob_key(digest)) is not None
+
+    async def _size(self, key: str) -> int | None:
+        try:
+            return (await self._store.head(key)).size_bytes
+        except NotFoundError:
+            return None
+
+    async def fetch_to_file(self, digest: str, path: Path) -> None:
+        """Write the verified blob to `path`, whole or not at all; does nothing if those bytes are there already."""
+        key = blob_key(digest)
+        if await asyncio.to_thread(_file_digest, path) == digest:
+            return
+        await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            with await asyncio.to_thread(open, temporary, "xb") as file:
+                async with contextlib.aclosing(self._store.get_stream(key, sha256=digest)) as chunks:
+                    async for chunk in chunks:
+                        await asyncio.to_thread(file.write, chunk)
+                file.flush()
+                await asyncio.to_thread(os.fsync, file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    async def collect(self, keep: Collection[str], *, now_s: float, dry_run: bool) -> list[Entry]:
+        """Delete the blobs that `keep` does not name and that are older than GRACE_S; what was, or would be, deleted.
+
+        `now_s`: seconds since 1970. `keep` must name the blobs of all networks and sessions of the store.
+        """
+        wanted = {check_digest(digest) for digest in keep}
+        found: list[Entry] = []
+        async for entry in self._store.list("blobs/"):
+            name = entry.key.rpartition("/")[2]
+            if DIGEST.fullmatch(name) and name not in wanted and now_s - entry.modified_s > GRACE_S:
+                found.append(entry)
+        if not dry_run:
+            for entry in found:
+                await self._store.delete(entry.key)
+        return found
+
+
+def _file_digest(path: Path) -> str | None:
+    if path.is_symlink():
+        raise CorruptError(f"{path} is a symbolic link", hint="remove it")
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return None

@@ -5,21 +5,18 @@ What has an error of its own is left out or marked `broken`; whoever reads the d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping as MappingType
 from dataclasses import dataclass, field
-from typing import Any
 
-from networks import yaml_source
 from networks.diagnostics import Diagnostics, quote
 from networks.expressions import VarValue
 from networks.graph import TensorSpec
-from networks.model import BLOCK, ID_PATTERN, VAR_PATTERN, BlockEntry, InputEntry, NetworkFile, NodeEntry, is_id
+from networks.model import BLOCK, VAR_PATTERN, BlockEntry, InputEntry, NetworkFile, NodeEntry, is_id
 from networks.recipe import Recipe
 from networks.types import REGISTRY, NodeParams, NodeType
 from networks.values import BROKEN, Reader, Variables
 from networks.yaml_source import Mapping, Scalar, Sequence, YamlNode, describe
-
-import re
 
 _SHARED_KEYS = frozenset(NodeEntry.model_fields)
 _NODE_TEXT = frozenset({"id", "type", "tie", "block"})
@@ -185,10 +182,11 @@ def _read_blocks(root: Mapping, reader: Reader) -> dict[str, ScopeDef]:
     blocks: dict[str, ScopeDef] = {}
     section = _mapping(root, "blocks", reader)
     for name, node in section.items.items() if section else ():
-        scope = ScopeDef(name, node)
-        blocks[name] = scope
         if not is_id(name):
             _bad_id(reader, "a block's name", section.keys[name] if section else node)
+            continue
+        scope = ScopeDef(name, node)
+        blocks[name] = scope
         if not isinstance(node, Mapping):
             reader.diagnostics.add(node, f"block {quote(name)} must be a mapping, got {describe(node)}")
             continue
@@ -338,5 +336,3 @@ def _bad_id(reader: Reader, what: str, node: YamlNode) -> None:
         close = re.sub(r"[^a-z0-9_-]+", "-", node.text.lower()).strip("-_")[:63]
         hint = f"for example {quote(close)}" if close and is_id(close) else ""
     reader.diagnostics.add(node, text, hint)
-
-

@@ -112,15 +112,21 @@ class Reader:
         try:
             return model.model_validate(plain)
         except ValidationError as error:
+            explained: set[tuple[int, int]] = set()
             for found in error.errors(include_url=False):
-                if found["input"] is not BROKEN and not _follows_from_broken(found):
-                    self.explain(model, node, found, what)
+                if found["input"] is BROKEN or _follows_from_broken(found):
+                    continue
+                place, path = _locate(node, found["loc"], key=found["type"] == "extra_forbidden")
+                alternative = place is not node and found["type"].endswith("_type")
+                if alternative and (place.line, place.column) in explained:
+                    continue
+                explained.add((place.line, place.column))
+                self.explain(model, found, place, path, what)
             return None
 
-    def explain(self, model: type[BaseModel], root: YamlNode, found: Any, what: str) -> None:
-        """Turn one of pydantic's errors into ours."""
+    def explain(self, model: type[BaseModel], found: Any, place: YamlNode, path: list[str], what: str) -> None:
+        """Turn one of pydantic's errors into ours; it was found at `place`, which a person calls `what` + `path`."""
         kind, location = found["type"], found["loc"]
-        place, path = _locate(root, location, key=kind == "extra_forbidden")
         label = quote(".".join([*([what] if what else []), *path]))
         context = found.get("ctx", {})
         got = self._got(place, found["input"])
@@ -274,7 +280,7 @@ def _fields_at(model: type[BaseModel], location: Iterable[str | int]) -> set[str
     """The names of the fields that the model has at pydantic's location."""
     current = [model]
     for part in location:
-        by_tag = [one for one in current if _tag(one) == part]
+        by_tag = [one for one in current if part in _tags(one)]
         if by_tag:
             current = by_tag
             continue
@@ -287,17 +293,17 @@ def _fields_at(model: type[BaseModel], location: Iterable[str | int]) -> set[str
     return {info.alias or name for one in current for name, info in one.model_fields.items()}
 
 
-def _tag(model: type[BaseModel]) -> str | None:
+def _tags(model: type[BaseModel]) -> tuple[object, ...]:
+    """The values of `type` that choose this model in a union."""
     info = model.model_fields.get("type")
-    values = get_args(info.annotation) if info is not None else ()
-    return str(values[0]) if len(values) == 1 else None
+    return get_args(info.annotation) if info is not None and get_origin(info.annotation) is Literal else ()
 
 
 def _description(model: type[BaseModel], location: tuple[str | int, ...]) -> str:
     """The description of the field at pydantic's location, to say what a missing field is for."""
     current = [model]
     for part in location[:-1]:
-        by_tag = [one for one in current if _tag(one) == part]
+        by_tag = [one for one in current if part in _tags(one)]
         if by_tag:
             current = by_tag
             continue

@@ -7,7 +7,7 @@ Rules (DESIGN 6):
 - A job is queued as soon as its inputs are here and its stage's previous job is queued: the compute thread works in
   the order of the queue, so a job may count on everything queued before it. Values between stages of one PNode never
   leave the compute side; "queued" is enough for them too.
-- U(s) needs the verdict of s, which needs the report of every member with something to learn and all losses.
+- U(s) needs the verdict of s, which needs the report of every member and all losses.
   F(s+1) is queued after U(s), after the new versions of borrowed parameters, and after the cut if there is one.
 - The loss's PNode alone decides hold and save, and the verdict carries both: a consistent cut without a barrier.
 - At most `MAX_CUTS` cuts wait for the store; then the next one, and training behind it, waits.
@@ -28,6 +28,7 @@ from pnode.events import (
     Command,
     Compute,
     Decision,
+    Done,
     Event,
     Fail,
     HoldAsked,
@@ -84,6 +85,10 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 }
 
 
+_Wait = tuple[Channel, str, int]
+"""A channel, what is missing on it (activation, gradient, answer), and the microbatch."""
+
+
 class CoreError(MisuseError):
     """The driver broke the core's rules; the message ends with the session's story."""
 
@@ -120,7 +125,7 @@ class Core:
         self._tie_versions: dict[tuple[str, int], object] = {}
         self._versions_due: set[str] = set()  # borrowed owners whose version after U(step - 1) isn't queued yet
         self._reports: dict[int, dict[str, ReportArrived]] = {}
-        self._losses: dict[int, tuple[float, int]] = {}
+        self._losses: dict[int, tuple[float, int, str]] = {}
         self._verdicts: dict[int, Decision] = {}
         self._queued: deque[Job] = deque()
         self._ties_queued = self._report_queued = False
@@ -128,11 +133,10 @@ class Core:
         self._cuts: set[int] = set()
         self._hold_asked = self._save_asked = False
         self._hold_told = True
-        self._times: dict[int, Decision] = {}
         self._updated_at = 0.0
         self.moved_at = 0.0
         self._channel = {channel.index: channel for channel in share.plan.channels}
-        self._progress_due: dict[int, tuple[Decision, float]] = {}
+        self._progress_due: dict[int, tuple[Decision, float, str]] = {}
 
     # ---------------------------------------------------------------------------------------- events
 
@@ -196,7 +200,7 @@ class Core:
             return between
         found: list[str] = []
         for stage in self.share.stages:
-            found.extend(self._missing(stage))
+            found.extend(self._describe(wait) for wait in self._missing(stage))
         if not found:
             found.extend(self._missing_at_end())
         return list(dict.fromkeys(found))
@@ -286,23 +290,24 @@ class Core:
     def _tie_gradient(self, event: TieGradientArrived, out: list[Command]) -> None:
         known = any((event.user, event.sender) in users for users in self.share.lent.values())
         key = (event.user, event.step)
-        if not known or event.step != self.step or key in self._tie_gradients or self._report_queued:
+        due = event.step == self.step + 1 or (event.step == self.step and not self._report_queued)
+        if not known or not due or key in self._tie_gradients:
             return self._refuse(out, "stray-tie", f"gradient of {event.user} for step {event.step} is not awaited")
         self._tie_gradients[key] = event.payload
         return None
 
     def _tie_version(self, event: TieVersionArrived, out: list[Command]) -> None:
-        homes = {owner: self.share.borrowed[user] for user, owner in self.share.owner_of.items()}
+        homes: dict[str, str] = {owner: self.share.borrowed[user] for user, owner in self.share.owner_of.items()}
         key = (event.owner, event.step)
         due = event.step == self.step or (event.step == self.step - 1 and event.owner in self._versions_due)
-        if homes.get(event.owner) != event.sender or key in self._tie_versions or not due:  # type: ignore[call-overload]
+        if homes.get(event.owner) != event.sender or key in self._tie_versions or not due:
             return self._refuse(out, "stray-tie", f"version of {event.owner} after step {event.step} is not awaited")
         self._tie_versions[key] = event.payload
         return None
 
     def _report(self, event: ReportArrived, out: list[Command]) -> None:
         mine = self._reports.get(event.step, {})
-        bad = self.share.pnode != self.share.loss_pnode or event.sender not in self.share.reporters
+        bad = self.share.pnode != self.share.loss_pnode or event.sender not in self.share.members
         if bad or event.step != self.step or event.sender in mine or self._decided():
             return self._refuse(out, "stray-report", f"{event.sender}'s report of step {event.step} is not awaited")
         self._reports.setdefault(event.step, {})[event.sender] = event
@@ -310,7 +315,7 @@ class Core:
 
     def _verdict(self, event: VerdictArrived, out: list[Command]) -> None:
         step = event.decision.step
-        if event.sender != self.share.loss_pnode or step < self.step or step > self.step + 1 or step in self._verdicts:
+        if event.sender != self.share.loss_pnode or step != self.step or step in self._verdicts:
             return self._refuse(out, "stray-verdict", f"{event.sender}'s verdict on step {step} is not awaited")
         self._verdicts[step] = event.decision
         return None
@@ -336,12 +341,12 @@ class Core:
             case JobKind.REPORT:
                 report = ReportArrived(self.share.pnode, job.step, done.norms, done.finite, done.culprit)
                 if self.share.pnode == self.share.loss_pnode:
-                    self._losses[job.step] = (done.loss, done.count)
+                    self._losses[job.step] = (done.loss, done.count, done.note)
                     self._reports.setdefault(job.step, {})[self.share.pnode] = report
                 else:
                     out.append(SendReport(self.share.loss_pnode, job.step, done.norms, done.finite, done.culprit))
             case JobKind.UPDATE:
-                self._updated(job, done.shared, now, out)
+                self._updated(job, done, now, out)
             case JobKind.CUT:
                 out.append(SaveCut(self.applied, done.cut))
             case JobKind.DISCARD | JobKind.VERSION:
@@ -373,16 +378,16 @@ class Core:
         self._answered[channel.index] = self._answered.get(channel.index, 0) + 1
         out.append(SendHop(to, job.step, job.microbatch, channel.index, True, request_id, count, payload))
 
-    def _updated(self, job: Job, shared: Mapping[str, object], now: float, out: list[Command]) -> None:
+    def _updated(self, job: Job, done: Done, now: float, out: list[Command]) -> None:
         self.applied = job.step + 1
         for owner, users in self.share.lent.items():
             for to in dict.fromkeys(pnode for _, pnode in users):
-                out.append(SendTieVersion(to, job.step, owner, shared[owner]))
-        out.append(TellApplied(self.applied))
+                out.append(SendTieVersion(to, job.step, owner, done.shared[owner]))
+        out.append(TellApplied(self.applied, done.trace))
         if job.step in self._progress_due:
-            decision, loss = self._progress_due.pop(job.step)
+            decision, loss, note = self._progress_due.pop(job.step)
             seconds, self._updated_at = now - self._updated_at, now
-            out.append(TellProgress(self.applied, loss, decision.count, decision.gradient_norm, seconds))
+            out.append(TellProgress(self.applied, loss, decision.count, decision.gradient_norm, seconds, note))
 
     def _saved(self, event: Saved, out: list[Command]) -> None:
         if event.applied not in self._cuts:
@@ -443,43 +448,49 @@ class Core:
     def _at_update(self, stage: int) -> bool:
         return self.share.schedules[stage][self._stages[stage].at].kind is Kind.UPDATE
 
-    def _missing(self, stage: int) -> list[str]:
+    def _missing(self, stage: int) -> list[_Wait]:
         """What the stage's next action waits for; empty if it can be queued (or only U is left to wait for)."""
         action = self.share.schedules[stage][self._stages[stage].at]
-        m, where = action.microbatch, self.share.plan.stages
-        found: list[str] = []
+        m = action.microbatch
         if action.kind is Kind.FORWARD:
-            for channel in self._ins[stage]:
-                if channel.local:
-                    if m not in self._stages[channel.src].forwards:
-                        found.append(
-                            f"stage {channel.src} here: '{channel.port}' of step {self.step + 1}, microbatch {m}"
-                        )
-                elif (channel.index, self.step, m) not in self._hops:
-                    sender = where[channel.src].pnode
-                    found.append(f"{sender}: '{channel.port}' of step {self.step + 1}, microbatch {m}")
+            found = [
+                (channel, "activation", m)
+                for channel in self._ins[stage]
+                if (
+                    m not in self._stages[channel.src].forwards
+                    if channel.local
+                    else (channel.index, self.step, m) not in self._hops
+                )
+            ]
             if stage not in self.share.flow.stages and m >= self.share.windows[stage]:
                 found.extend(self._unanswered(stage, m - self.share.windows[stage]))
-        elif action.kind is Kind.BACKWARD:
-            found.extend(self._unanswered(stage, m))
-        elif stage not in self.share.flow.stages:
-            for m in range(max(0, self.share.microbatches - self.share.windows[stage]), self.share.microbatches):
-                found.extend(self._unanswered(stage, m))
-        return found
+            return found
+        if action.kind is Kind.BACKWARD:
+            return self._unanswered(stage, m)
+        if stage in self.share.flow.stages:
+            return []
+        late = range(max(0, self.share.microbatches - self.share.windows[stage]), self.share.microbatches)
+        return [wait for m in late for wait in self._unanswered(stage, m)]
 
-    def _unanswered(self, stage: int, m: int) -> list[str]:
+    def _unanswered(self, stage: int, m: int) -> list[_Wait]:
         """Channels out of this stage on which microbatch `m` is not answered yet."""
-        found: list[str] = []
+        found: list[_Wait] = []
         for channel in self._outs[stage]:
             back = channel.index in self.share.flow.channels
-            what = f"{'gradient' if back else 'answer'} of '{channel.port}', step {self.step + 1}, microbatch {m}"
             if channel.local:
                 reader = self._stages[channel.dst]
-                if m not in (reader.backwards if back else reader.forwards):
-                    found.append(f"stage {channel.dst} here: {what}")
-            elif (channel.index, self.step, m) not in self._answers:
-                found.append(f"{self.share.plan.stages[channel.dst].pnode}: {what}")
+                here = m in (reader.backwards if back else reader.forwards)
+            else:
+                here = (channel.index, self.step, m) in self._answers
+            if not here:
+                found.append((channel, "gradient" if back else "answer", m))
         return found
+
+    def _describe(self, wait: _Wait) -> str:
+        channel, what, m = wait
+        stage = channel.src if what == "activation" else channel.dst
+        who = f"stage {stage} here" if channel.local else self.share.plan.stages[stage].pnode
+        return f"{who}: {what} of '{channel.port}' for step {self.step + 1}, microbatch {m}"
 
     def _queue_stage(self, stage: int, out: list[Command]) -> None:
         state = self._stages[stage]
@@ -511,22 +522,19 @@ class Core:
             if (user, self.step) not in self._tie_gradients
         ]
 
-    def _reports_here(self) -> bool:
-        return self.share.pnode in self.share.reporters
-
     def _decided(self) -> bool:
         return self.step in self._verdicts
 
     def _missing_at_end(self) -> list[str]:
         """What U(step) waits for once every stage has come to it."""
-        if self._reports_here() and not self._report_queued:
+        if not self._report_queued:
             return [f"{pnode}: gradient of '{user}' of step {self.step + 1}" for user, pnode in self._tie_users_due()]
         if self._decided():
             return []
         if self.share.pnode != self.share.loss_pnode:
             return [f"{self.share.loss_pnode}: verdict on step {self.step + 1}"]
         here = self._reports.get(self.step, {})
-        return [f"{pnode}: report of step {self.step + 1}" for pnode in sorted(self.share.reporters - here.keys())]
+        return [f"{pnode}: report of step {self.step + 1}" for pnode in sorted(set(self.share.members) - here.keys())]
 
     def _queue_end(self, out: list[Command]) -> bool:
         """All stages stand at U: gather ties, report, decide, update. One thing per call; False if it has to wait."""
@@ -536,13 +544,13 @@ class Core:
             return True
         if any(self._missing(stage) for stage in self.share.stages):
             return False
-        if self._reports_here() and not self._report_queued:
+        if not self._report_queued:
             if self._tie_users_due():
                 return False
             self._report_queued = True
-            gathered = {user: payload for (user, step), payload in self._tie_gradients.items() if step == self.step}
-            self._tie_gradients.clear()
-            self._queue(Job(JobKind.REPORT, self.step), out, {**gathered})
+            lent = [user for users in self.share.lent.values() for user, _ in users]
+            gathered: dict[int | str, object] = {user: self._tie_gradients.pop((user, self.step)) for user in lent}
+            self._queue(Job(JobKind.REPORT, self.step), out, gathered)
             return True
         if self.share.pnode == self.share.loss_pnode and not self._decided():
             return self._decide(out)
@@ -553,20 +561,20 @@ class Core:
 
     def _decide(self, out: list[Command]) -> bool:
         reports = self._reports.get(self.step, {})
-        if self.step not in self._losses or not self.share.reporters <= reports.keys():
+        if self.step not in self._losses or not set(self.share.members) <= reports.keys():
             return False
-        loss, count = self._losses.pop(self.step)
+        loss, count, note = self._losses.pop(self.step)
         del self._reports[self.step]
         applied = self.step + 1
         every = self.share.checkpoint_every
         last = applied >= self.share.steps
         hold = self._hold_asked or applied >= self.until
         regular = last or (every > 0 and applied % every == 0)
-        save = regular or self._save_asked or (hold and not self._hold_asked)
+        save = regular or self._save_asked or applied >= self.until
         decision = decide(self.step, reports, loss=loss, count=count, share=self.share, hold=hold, save=save)
         self._verdicts[self.step] = decision
         if decision.apply:
-            self._progress_due[self.step] = (decision, loss / count if count else 0.0)
+            self._progress_due[self.step] = (decision, loss / count if count else 0.0, note)
         others = tuple(member for member in self.share.members if member != self.share.pnode)
         if others:
             out.append(SendVerdict(others, decision))

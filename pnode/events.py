@@ -46,8 +46,8 @@ class Job:
 class Done:
     """What a job gave. Only the fields of its kind are filled.
 
-    sends: channel -> payload (F, B); `TIES`: user -> payload; `UPDATE`: owner -> payload. `count`: targets of a
-    microbatch (F of the loss stage). The rest belongs to `REPORT` and `CUT`.
+    `sends`: channel -> payload (F, B). `shared`: user -> payload (TIES) or owner -> payload (UPDATE). `count`: targets
+    of a microbatch (F and B of the loss stage), of the step (REPORT). `trace`: UPDATE. The rest: REPORT and CUT.
     """
 
     sends: Mapping[int, object] = field(default_factory=dict)
@@ -57,7 +57,9 @@ class Done:
     finite: bool = True
     culprit: str = ""
     loss: float = 0.0
+    note: str = ""  # digest of the step's sample ids
     cut: object = None
+    trace: object = None
 
 
 # ------------------------------------------------------------------------------------------------ events
@@ -276,13 +278,15 @@ class TellProgress:
     count: int
     gradient_norm: float
     seconds: float
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
 class TellApplied:
-    """U(step) is done here."""
+    """U(step) is done here; `trace` is what the job wants to be written about it."""
 
     applied: int
+    trace: object = None
 
 
 @dataclass(frozen=True, slots=True)

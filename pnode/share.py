@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from networks.graph import DTYPE_BYTES, Graph, NodeId, TensorSpec
 from networks.stages import Channel, StagePlan, cut_stages
-from pnode.flow import GradientFlow, gradient_flow, is_trainable
+from pnode.flow import GradientFlow, gradient_flow
 from pnode.schedule import Schedule, make_schedules, window
 from wire.errors import MisuseError
 
@@ -33,7 +33,6 @@ class Share:
     start_step: int
     checkpoint_every: int
     members: tuple[str, ...]  # PNodes that hold a stage, in order of their first stage
-    reporters: frozenset[str]  # PNodes with something to learn, and the loss's
     loss_pnode: str
     loss_vnode: str
     loss_stage: int
@@ -79,7 +78,6 @@ def make_share(
     if not schedules:
         raise MisuseError(f"the placement of {session} gives nothing to {pnode}")
     members = tuple(dict.fromkeys(stage.pnode for stage in plan.stages))
-    learning = {plan.stages[plan.stage_of[node.id]].pnode for node in graph.nodes if is_trainable(graph, node)}
     loss_stage = plan.stage_of[graph.loss] if graph.loss is not None else -1
     loss_pnode = plan.stages[loss_stage].pnode if graph.loss is not None else ""
     borrowed: dict[NodeId, str] = {}
@@ -100,8 +98,7 @@ def make_share(
         session=session, epoch=epoch, replica=replica, pnode=pnode, plan=plan, flow=flow, schedules=schedules,
         windows={s.index: window(s.level, plan.levels, microbatches) for s in plan.stages},
         microbatches=microbatches, steps=steps, start_step=start_step, checkpoint_every=checkpoint_every,
-        members=members, reporters=frozenset(learning | ({loss_pnode} if loss_pnode else set())),
-        loss_pnode=loss_pnode, loss_vnode=graph.loss or "", loss_stage=loss_stage,
+        members=members, loss_pnode=loss_pnode, loss_vnode=graph.loss or "", loss_stage=loss_stage,
         borrowed=borrowed, owner_of=owner_of, lent=lent,
         order={node.id: node.order for node in graph.nodes}, clip=clip,
     )  # fmt: skip
@@ -114,9 +111,15 @@ def microbatch_rows(batch: int, microbatches: int) -> list[int]:
 
 
 def hop_problem(
-    graph: Graph, channel: Channel, *, backward: bool, expected: int, rows: int, metas: Sequence[tuple[str, Sequence[int]]],
+    graph: Graph,
+    channel: Channel,
+    *,
+    backward: bool,
+    expected: int,
+    rows: int,
+    metas: Sequence[tuple[str, Sequence[int]]],
     floats: frozenset[str],
-) -> str:  # fmt: skip
+) -> str:
     """What is wrong with the tensors of a hop, against what the graph says, or "".
 
     `expected`: number of tensors; `floats`: dtypes that may stand in for a float value (bf16 runs send both).

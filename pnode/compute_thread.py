@@ -1,0 +1,147 @@
+"""One thread per device that owns all VNode state there: nothing needs a lock, and the event loop never computes.
+
+Work comes in lanes (one per session, and one for each session's inference); a lane is first in, first out, and the
+lanes take turns, so that sessions interleave fairly. Results go back to the event loop in batches: one wake-up however
+many are done. The thread says what it is doing and since when; whether that is too long, or whether it still lives at
+all, is judged from outside (`status`), so that a dead or hung thread can't look healthy.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Work = Callable[[], Any]
+Then = Callable[[Any, BaseException | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeStatus:
+    """state: idle, busy, stalled (one action takes longer than the limit), dead. `doing`: the action, or ""."""
+
+    state: str
+    seconds: float
+    doing: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    name: str
+    work: Work
+    then: Then
+
+
+class ComputeThread:
+    """See the module. `submit`, `drop`, `status` and `stop` are called from the event loop's thread.
+
+    `prepare` runs first in the thread (thread count, warm-up). `wake` is the loop's `call_soon_threadsafe`.
+    """
+
+    def __init__(
+        self, name: str, *, wake: Callable[[Callable[[], None]], Any], prepare: Work | None = None,
+        stalled_s: float = 30.0,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.stalled_s = stalled_s
+        self.busy_s = 0.0
+        self._wake = wake
+        self._prepare = prepare
+        self._lanes: OrderedDict[str, deque[_Item]] = OrderedDict()
+        self._ready = threading.Condition()
+        self._stopping = False
+        self._results: deque[tuple[Then, Any, BaseException | None]] = deque()
+        self._scheduled = False
+        self._doing = ""
+        self._since = 0.0
+        self._death = ""
+        self._thread = threading.Thread(target=self._run, name=f"compute-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def submit(self, lane: str, name: str, work: Work, then: Then) -> None:
+        """Queue `work` in `lane`; `then(result, error)` is called in the event loop."""
+        with self._ready:
+            self._lanes.setdefault(lane, deque()).append(_Item(name, work, then))
+            self._ready.notify()
+
+    def drop(self, lane: str) -> int:
+        """Forget what is queued in a lane and not begun; returns how many."""
+        with self._ready:
+            return len(self._lanes.pop(lane, ()))
+
+    def status(self) -> ComputeStatus:
+        """What the thread does now."""
+        if not self._thread.is_alive():
+            return ComputeStatus("dead", 0.0, self._death)
+        doing, since = self._doing, self._since
+        if not doing:
+            return ComputeStatus("idle", 0.0, "")
+        seconds = time.monotonic() - since
+        return ComputeStatus("stalled" if seconds > self.stalled_s else "busy", seconds, doing)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Finish the running action, drop the rest; False if it did not end in time."""
+        with self._ready:
+            self._stopping = True
+            self._lanes.clear()
+            self._ready.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # ------------------------------------------------------------------------------------ in the compute thread
+
+    def _run(self) -> None:
+        if self._prepare is not None:
+            self._prepare()
+        while (item := self._next()) is not None:
+            self._since = time.monotonic()
+            self._doing = item.name
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = item.work()
+            except Exception as caught:
+                error = caught
+            except BaseException as caught:
+                self._death = f"{item.name} ended the thread: {caught!r}"
+                self._hand_back(item.then, None, caught)
+                return
+            self.busy_s += time.monotonic() - self._since
+            self._doing = ""
+            self._hand_back(item.then, result, error)
+            del item, result, error
+
+    def _next(self) -> _Item | None:
+        with self._ready:
+            while not self._stopping:
+                for lane, items in self._lanes.items():
+                    if items:
+                        item = items.popleft()
+                        self._lanes.move_to_end(lane)
+                        return item
+                self._ready.wait()
+            return None
+
+    def _hand_back(self, then: Then, result: Any, error: BaseException | None) -> None:
+        self._results.append((then, result, error))
+        if not self._scheduled:
+            self._scheduled = True
+            try:
+                self._wake(self._deliver)
+            except RuntimeError:
+                self._results.clear()  # the loop is closed: nobody is left to tell
+
+    # ------------------------------------------------------------------------------------ in the event loop
+
+    def _deliver(self) -> None:
+        self._scheduled = False
+        while self._results:
+            then, result, error = self._results.popleft()
+            then(result, error)

@@ -1,0 +1,102 @@
+"""Tensors as raw frames and back, without a copy where the memory allows it.
+
+A frame shares the tensor's memory, so the tensor must not change until the message is acknowledged: activations and
+gradients never do (no operation here works in place on them), parameters are copied first. A received frame is used
+where it lies if it is aligned as torch aligns its own memory (64 bytes): the same kernels then take the same path and
+give the same bits; otherwise it is copied once, in the compute thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from wire.errors import RemoteError
+from wire.messages import TensorMeta
+
+ALIGNMENT = 64
+SMALL_BYTES = 16 * 1024
+
+DTYPES: dict[str, torch.dtype] = {
+    "float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
+    "int64": torch.int64, "int32": torch.int32, "int16": torch.int16, "int8": torch.int8, "uint8": torch.uint8,
+    "bool": torch.bool,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Tensors ready to be sent."""
+
+    metas: tuple[TensorMeta, ...]
+    frames: tuple[memoryview, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all frames."""
+        return sum(frame.nbytes for frame in self.frames)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Tensors as they came; their dtypes and shapes are checked before, their sizes by `unpack`."""
+
+    metas: Sequence[TensorMeta]
+    frames: Sequence[memoryview]
+
+
+class _Writable:
+    """numpy's way to see a read-only buffer as it is, so that torch can wrap it; nobody writes into it."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def pack(tensors: Iterable[torch.Tensor]) -> Packed:
+    """Tensors of any device as contiguous CPU bytes; no copy for contiguous CPU tensors."""
+    metas: list[TensorMeta] = []
+    frames: list[memoryview] = []
+    for tensor in tensors:
+        plain = tensor.detach().cpu().contiguous()
+        metas.append(TensorMeta(NAMES[plain.dtype], list(plain.shape)))
+        frames.append(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return Packed(tuple(metas), tuple(frames))
+
+
+def unpack(received: Received, device: torch.device | None = None) -> list[torch.Tensor]:
+    """The tensors of received frames.
+
+    Raises `RemoteError` if a frame has not the size that its dtype and shape say.
+    """
+    if len(received.metas) != len(received.frames):
+        raise RemoteError(f"{len(received.metas)} tensors announced, {len(received.frames)} frames came")
+    return [_tensor(meta, frame, device) for meta, frame in zip(received.metas, received.frames, strict=True)]
+
+
+def _tensor(meta: TensorMeta, frame: memoryview, device: torch.device | None) -> torch.Tensor:
+    dtype = DTYPES.get(meta.dtype)
+    if dtype is None:
+        raise RemoteError(f"unknown dtype {meta.dtype!r}")
+    count = 1
+    for extent in meta.shape:
+        count *= extent
+    expected = count * dtype.itemsize
+    if frame.nbytes != expected or any(extent < 0 for extent in meta.shape):
+        raise RemoteError(f"expected {expected} bytes for {meta.dtype}{tuple(meta.shape)}, got {frame.nbytes}")
+    if count == 0:
+        return torch.empty(meta.shape, dtype=dtype, device=device)
+    array = np.frombuffer(frame, dtype=np.uint8)
+    aligned = array.ctypes.data % ALIGNMENT == 0 and frame.nbytes >= SMALL_BYTES
+    if not array.flags.writeable:
+        array = np.asarray(_Writable(array))
+    flat = torch.from_numpy(array)
+    if not aligned:
+        flat = flat.clone()
+    tensor = flat.view(dtype).reshape(meta.shape)
+    return tensor if device is None or device.type == "cpu" else tensor.to(device)

@@ -7,6 +7,7 @@ and on which hop is answered by what.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from networks.graph import DTYPE_BYTES, Graph, NodeId, TensorSpec
@@ -62,6 +63,8 @@ def make_share(
     placement: Mapping[NodeId, str],
     pnode: str,
     *,
+    live: AbstractSet[int],
+    trainable: AbstractSet[NodeId],
     session: str,
     epoch: int,
     microbatches: int,
@@ -71,9 +74,9 @@ def make_share(
     checkpoint_every: int = 0,
     clip: float | None = None,
 ) -> Share:
-    """Work out the share of `pnode`. Raises `MisuseError` if it holds nothing of this placement."""
+    """Work out the share of `pnode`; `live` and `trainable` as `pnode.liveness` finds them. Raises `MisuseError` if it holds nothing of this placement."""
     plan = cut_stages(graph, placement)
-    flow = gradient_flow(graph, plan)
+    flow = gradient_flow(plan, live, trainable)
     schedules = {i: s for i, s in make_schedules(plan, flow, microbatches).items() if plan.stages[i].pnode == pnode}
     if not schedules:
         raise MisuseError(f"the placement of {session} gives nothing to {pnode}")

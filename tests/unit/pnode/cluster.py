@@ -70,11 +70,30 @@ def graph_of(
     return Graph("random", "random.yaml", nodes, found, {}, {}, NodeId(loss), costs)
 
 
+def liveness_of(graph: Graph) -> tuple[set[int], set[NodeId]]:
+    """Live edges and learning nodes of such a graph, where every port lets gradients through."""
+    into = graph.in_edges()
+    learns = {node.id for node in graph.nodes if graph.costs[node.id].parameters or node.tie}
+    carries = set()
+    for node in graph.nodes:
+        if node.id in learns or any(edge.src.node in carries for edge in into[node.id]):
+            carries.add(node.id)
+    reaches = {graph.loss}
+    live = set()
+    for node in reversed(graph.nodes):
+        for edge in into[node.id] if node.id in reaches else []:
+            reaches.add(edge.src.node)
+            if edge.src.node in carries:
+                live.add(edge.index)
+    return live, {node for node in learns if node in reaches}
+
+
 def shares_of(graph: Graph, placement: Mapping[str, str], **options: object) -> dict[str, Share]:
     defaults: dict[str, object] = {"session": "s-1", "epoch": 1, "microbatches": 3, "steps": 4}
+    live, trainable = liveness_of(graph)
     where = {NodeId(node): pnode for node, pnode in placement.items()}
     return {
-        pnode: make_share(graph, where, pnode, **{**defaults, **options})  # type: ignore[arg-type]
+        pnode: make_share(graph, where, pnode, live=live, trainable=trainable, **{**defaults, **options})  # type: ignore[arg-type]
         for pnode in dict.fromkeys(placement.values())
     }
 

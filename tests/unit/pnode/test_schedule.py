@@ -22,7 +22,7 @@ from pnode.schedule import (
     prove,
     window,
 )
-from tests.unit.pnode.cluster import graph_of
+from tests.unit.pnode.cluster import graph_of, liveness_of
 
 
 def test_a_schedule_prints_as_data_and_reads_back() -> None:
@@ -69,7 +69,7 @@ def test_windows_keep_one_more_in_flight_than_there_are_levels() -> None:
 def test_a_chain_over_three_pnodes_overlaps() -> None:
     graph = graph_of([("a", "b"), ("b", "c")], loss="c", trainable={"a", "b"})
     plan = cut_stages(graph, {"a": "p1", "b": "p2", "c": "p3"})  # type: ignore[dict-item]
-    flow = gradient_flow(graph, plan)
+    flow = gradient_flow(plan, *liveness_of(graph))
     grid = prove(plan, flow, make_schedules(plan, flow, 4))
     assert grid[0][:5] == ["F0", "F1", "F2", "F3", ""]
     assert grid[2][2:4] == ["F0", "B0"]
@@ -79,7 +79,7 @@ def test_a_chain_over_three_pnodes_overlaps() -> None:
 def test_the_checker_shows_a_deadlock_with_its_grid() -> None:
     graph = graph_of([("a", "b")], loss="b", trainable={"a"})
     plan = cut_stages(graph, {"a": "p1", "b": "p2"})  # type: ignore[dict-item]
-    flow = gradient_flow(graph, plan)
+    flow = gradient_flow(plan, *liveness_of(graph))
     narrow = {0: one_forward_one_backward(3, 1), 1: one_forward_one_backward(3, 2)}
     with pytest.raises(ScheduleError, match=r"stage 0 on p1: B0 waits for B0 of stage 1\n.*stage 1 on p2: F1 waits"):
         prove(plan, flow, narrow)
@@ -89,7 +89,7 @@ def test_frozen_parts_and_unused_branches_run_forward_only() -> None:
     edges = [("frozen", "mid"), ("mid", "loss"), ("mid", "side")]
     graph = graph_of(edges, loss="loss", trainable={"mid", "side"})
     plan = cut_stages(graph, {"frozen": "p1", "mid": "p2", "loss": "p3", "side": "p4"})  # type: ignore[dict-item]
-    flow = gradient_flow(graph, plan)
+    flow = gradient_flow(plan, *liveness_of(graph))
     schedules = make_schedules(plan, flow, 2)
     names = {stage.nodes[0]: stage.index for stage in plan.stages}
     assert format_schedule(schedules[names["frozen"]]) == "F0 F1 U"  # type: ignore[index]
@@ -107,7 +107,7 @@ def test_random_graphs_and_placements_never_deadlock(seed: int) -> None:
     edges = [(names[pick.randrange(i)], names[i]) for i in range(1, count) for _ in range(pick.randint(1, 3))]
     graph = graph_of(edges, loss=names[-1], trainable={n for n in names if pick.random() < 0.6}, order=names)
     plan = cut_stages(graph, {node.id: f"p{pick.randrange(pnodes)}" for node in graph.nodes})
-    flow = gradient_flow(graph, plan)
+    flow = gradient_flow(plan, *liveness_of(graph))
     microbatches = pick.randint(1, 6)
     prove(plan, flow, make_schedules(plan, flow, microbatches))
     sizes = [window(stage.level, plan.levels, microbatches) for stage in plan.stages]

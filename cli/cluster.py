@@ -1,0 +1,203 @@
+"""A cluster on this machine: one orchestrator and some PNode processes, described by `cluster.json` in a home folder.
+
+The file is written before anything is started and after each start, so whatever dies in between, `down` finds all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cli import processes
+from cli.context import read_json, write_json
+from cli.processes import Process
+from wire.errors import BadFileError, DCNRError, UsageError
+
+START_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The processes of a local cluster and how to reach its orchestrator."""
+
+    home: Path
+    store: str
+    orchestrator: Process
+    address: str
+    pnodes: tuple[Process, ...]
+    threads: int
+
+    @staticmethod
+    def file(home: Path) -> Path:
+        """Where it is described."""
+        return home / "cluster.json"
+
+    @staticmethod
+    def read(home: Path) -> Cluster | None:
+        """From its file; None if there is none. Raises `BadFileError`."""
+        raw = read_json(Cluster.file(home))
+        if raw is None:
+            return None
+        try:
+            return Cluster(
+                home,
+                str(raw["store"]),
+                Process.from_json(raw["orchestrator"]),
+                str(raw["address"]),
+                tuple(Process.from_json(entry) for entry in raw["pnodes"]),
+                int(raw["threads"]),
+            )
+        except (TypeError, KeyError, ValueError) as problem:
+            raise BadFileError(f"{Cluster.file(home)} does not describe a cluster", hint="delete it") from problem
+
+    def write(self) -> None:
+        """To its file."""
+        write_json(Cluster.file(self.home), self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is stored."""
+        return {
+            "store": self.store,
+            "address": self.address,
+            "threads": self.threads,
+            "orchestrator": self.orchestrator.to_json(),
+            "pnodes": [process.to_json() for process in self.pnodes],
+        }
+
+    def processes(self) -> tuple[Process, ...]:
+        """PNodes first: the order to stop them in."""
+        return (*self.pnodes, self.orchestrator)
+
+    def alive(self) -> list[Process]:
+        """Those that run."""
+        return [process for process in self.processes() if process.alive()]
+
+
+def threads_per_pnode(pnodes: int, cores: int | None = None) -> int:
+    """How many threads each of `pnodes` processes on one machine should compute with."""
+    return max(1, (cores or available_cores()) // max(1, pnodes))
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def start(
+    home: Path,
+    *,
+    pnodes: int,
+    store: str = "",
+    bind: str = "tcp://127.0.0.1:0",
+    threads: int = 0,
+    device: str = "cpu",
+    timeout_s: float = START_TIMEOUT_S,
+    said: Callable[[str], None] = lambda text: None,
+) -> Cluster:
+    """Start a cluster in `home` and wait until its orchestrator answers and its PNode processes run.
+
+    If anything fails or interrupts, all of it is ended again. Raises `DCNRError`.
+    """
+    if pnodes < 0:
+        raise UsageError("a cluster can't have fewer than 0 PNodes")
+    found = Cluster.read(home)
+    if found is not None and found.alive():
+        names = ", ".join(f"{process.name} (pid {process.pid})" for process in found.alive())
+        raise DCNRError(f"a cluster already runs in {home}: {names}", hint="dcnr down")
+    home.mkdir(parents=True, exist_ok=True)
+    store = store_url(store or str(home / "store"))
+    threads = threads or threads_per_pnode(pnodes)
+    ready = home / "orchestrator.json"
+    ready.unlink(missing_ok=True)
+    orchestrator = processes.start(
+        "orchestrator",
+        "orchestrator.main",
+        ["--bind", bind, "--store", store, "--home", str(home)],
+        log=fresh_log(home, "orchestrator"),
+        threads=1,
+    )
+    cluster = Cluster(home, store, orchestrator, "", (), threads)
+    try:
+        cluster.write()
+        said("orchestrator")
+        processes.wait_for(lambda: _address(ready) != "", [orchestrator], "the orchestrator", timeout_s)
+        cluster = replace(cluster, address=_address(ready))
+        cluster.write()
+        for index in range(pnodes):
+            cluster = add_pnode(cluster, f"p{index + 1}", device=device)
+            said(f"p{index + 1}")
+    except BaseException:
+        stop(cluster)
+        raise
+    return cluster
+
+
+def add_pnode(cluster: Cluster, name: str, *, device: str = "cpu") -> Cluster:
+    """Start one more PNode process, or the same again; returns the cluster with it."""
+    process = processes.start(
+        name,
+        "pnode.main",
+        [
+            "--name", name,
+            "--orchestrator", cluster.address,
+            "--bind", "tcp://127.0.0.1:0",
+            "--device", device,
+            "--threads", str(cluster.threads),
+            "--home", str(cluster.home / name),
+        ],
+        log=fresh_log(cluster.home, name),
+        threads=cluster.threads,
+    )  # fmt: skip
+    others = [other for other in cluster.pnodes if other.name != name]
+    cluster = replace(cluster, pnodes=(*others, process))
+    cluster.write()
+    return cluster
+
+
+def stop(cluster: Cluster, *, grace_s: float = 5.0) -> list[Process]:
+    """End every process of the cluster and forget it. Returns those that had to be killed."""
+    killed = processes.stop(cluster.processes(), grace_s=grace_s)
+    Cluster.file(cluster.home).unlink(missing_ok=True)
+    (cluster.home / "orchestrator.json").unlink(missing_ok=True)
+    return killed
+
+
+def store_url(text: str) -> str:
+    """A store as the orchestrator takes it: URLs as they are, folders as absolute paths."""
+    if "://" in text:
+        return text
+    return Path(text).expanduser().absolute().as_uri()
+
+
+def fresh_log(home: Path, name: str) -> Path:
+    """The log file of a process that is about to start; the previous one is kept as `.1`."""
+    log = home / "logs" / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists():
+        log.replace(log.with_name(log.name + ".1"))
+    return log
+
+
+def forget(home: Path, names: Iterable[str]) -> None:
+    """Delete parts of a home folder (`store`, `logs`, …), for a fresh start."""
+    for name in names:
+        target = home / name
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)
+        else:
+            target.unlink(missing_ok=True)
+
+
+def _address(ready: Path) -> str:
+    try:
+        raw = read_json(ready)
+    except BadFileError:  # still being written
+        return ""
+    return str((raw or {}).get("address", ""))

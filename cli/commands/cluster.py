@@ -1,0 +1,229 @@
+"""`dcnr up`, `down`, `status`, and the two daemons in the foreground."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.options import HomeOption, OrchestratorOption, Output, OutputOption, TimeoutOption
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.cluster import Cluster
+    from cli.terminal import Terminal
+    from wire.messages import ClusterInfo, PNodeInfo, SessionInfo
+
+
+def up(
+    pnodes: Annotated[int, typer.Option("--pnodes", "-n", min=0, max=64, help="How many PNode processes.")] = 3,
+    store: Annotated[
+        str, typer.Option(metavar="URL", help="Where checkpoints go: a folder, or s3://bucket/prefix?endpoint=…")
+    ] = "",
+    bind: Annotated[str, typer.Option(metavar="ADDRESS", help="Where the orchestrator listens.")] = "tcp://127.0.0.1:0",
+    threads: Annotated[int, typer.Option(min=0, help="Threads of each PNode; 0: cores / PNodes.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    home: HomeOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Start a cluster on this machine: an orchestrator and some PNodes."""
+    from cli.cluster import Cluster, start, stop
+    from cli.context import home_folder
+    from cli.running import run
+    from cli.terminal import Terminal
+    from cli.units import plural
+
+    terminal, folder = Terminal(output.form), home_folder(home)
+    found = Cluster.read(folder)
+    if found is not None:
+        left = found.alive()
+        if len(left) == 1 + len(found.pnodes):
+            _say_up(terminal, found, "already up")
+            return
+        if left:
+            terminal.warn(f"ending what is left of a broken cluster: {', '.join(p.name for p in left)}")
+        stop(found)
+    with terminal.waiting(f"starting the orchestrator and {plural(pnodes, 'PNode')}"):
+        cluster = start(folder, pnodes=pnodes, store=store, bind=bind, threads=threads, device=device)
+        try:
+            run(wait_until_joined(cluster, terminal), grace_s=12)
+        except BaseException:
+            stop(cluster)
+            raise
+    _say_up(terminal, cluster, "up")
+
+
+async def wait_until_joined(cluster: Cluster, terminal: Terminal, timeout_s: float = 60.0) -> None:
+    """Wait until all PNodes of a local cluster are members. Raises `DCNRError` naming those that are not."""
+    import asyncio
+    import time
+
+    from cli.client import Client
+    from cli.processes import reap
+    from wire.errors import DCNRError
+
+    deadline = time.monotonic() + timeout_s
+    async with Client(cluster.address, terminal) as client:
+        while True:
+            alive = {info.pnode for info in await client.pnodes(quiet=True) if info.state == "alive"}
+            missing = [process for process in cluster.pnodes if process.name not in alive]
+            if not missing:
+                return
+            reap()
+            for process in missing:
+                if not process.alive():
+                    last = process.tail(3) or "it wrote nothing"
+                    raise DCNRError(f"{process.name} ended while starting: {last}", hint=f"its log: {process.log}")
+            if time.monotonic() > deadline:
+                names = ", ".join(process.name for process in missing)
+                raise DCNRError(f"{names} did not join within {timeout_s:.0f} s", hint=f"logs: {missing[0].log}")
+            await asyncio.sleep(0.05)
+
+
+def _say_up(terminal: Terminal, cluster: Cluster, word: str) -> None:
+    if terminal.json:
+        terminal.record({"home": str(cluster.home), **cluster.to_json()})
+        return
+    names = " ".join(process.name for process in cluster.pnodes) or "no PNodes"
+    terminal.line(f"{word}: orchestrator {cluster.address}, {names} ({cluster.threads} threads each)", style="green")
+    terminal.line(f"store {cluster.store}, logs {cluster.home / 'logs'}")
+    terminal.next("dcnr train mlp-digits", "dcnr status", "dcnr down")
+
+
+def down(
+    home: HomeOption = None,
+    grace: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait before killing.")] = 8.0,
+    output: OutputOption = Output.text,
+) -> None:
+    """End the local cluster; nothing of it stays but its store and logs."""
+    from cli.cluster import Cluster, stop
+    from cli.context import home_folder
+    from cli.terminal import Terminal
+
+    terminal, folder = Terminal(output.form), home_folder(home)
+    cluster = Cluster.read(folder)
+    if cluster is None:
+        if terminal.json:
+            terminal.record({"ended": [], "killed": []})
+        terminal.line(f"no cluster is running in {folder}")
+        return
+    alive = cluster.alive()
+    with terminal.waiting(f"ending {', '.join(process.name for process in alive)}"):
+        killed = stop(cluster, grace_s=grace)
+    if terminal.json:
+        terminal.record({"ended": [p.name for p in alive], "killed": [p.name for p in killed]})
+        return
+    gone = [process.name for process in cluster.processes() if process not in alive]
+    terminal.line(f"down: ended {', '.join(process.name for process in alive) or 'nothing, all had ended before'}")
+    if gone and alive:
+        terminal.warn(f"{', '.join(gone)} had ended before")
+    if killed:
+        terminal.warn(f"{', '.join(process.name for process in killed)} did not end when asked and was killed")
+    terminal.next("dcnr up")
+
+
+def status(
+    orchestrator: OrchestratorOption = None,
+    home: HomeOption = None,
+    timeout: TimeoutOption = 15.0,
+    output: OutputOption = Output.text,
+) -> None:
+    """Show the cluster: orchestrator, PNodes, what each computes, and who waits for whom."""
+    from cli.client import Client
+    from cli.running import run
+    from cli.terminal import Terminal
+
+    terminal = Terminal(output.form)
+
+    async def show() -> tuple[ClusterInfo, list[PNodeInfo], list[SessionInfo]]:
+        async with Client.to(orchestrator, home, terminal, timeout_s=timeout) as client:
+            return await client.cluster(), await client.pnodes(), await client.sessions()
+
+    info, pnodes, sessions = run(show())
+    if terminal.json:
+        terminal.record({"cluster": info, "pnodes": pnodes, "sessions": sessions})
+        return
+    _show_status(terminal, info, pnodes, sessions)
+
+
+def _show_status(terminal: Terminal, info: ClusterInfo, pnodes: list[PNodeInfo], sessions: list[SessionInfo]) -> None:
+    import time
+
+    from cli.units import ago, compact, duration, size
+
+    terminal.line(
+        f"cluster {info.cluster}  term {info.term}  up {duration(max(0.0, time.time() - info.started))}  "
+        f"pid {info.pid}  store {info.store}"
+    )
+    rows = [
+        (
+            node.pnode, node.state, node.compute, node.vnodes, ",".join(node.sessions) or "-", node.profile.device,
+            node.profile.threads, f"{compact(node.profile.flops)}FLOP/s", size(node.rss_bytes),
+            f"{node.loop_lag_s * 1000:.1f} ms", ago(node.seen_s), node.profile.host,
+        )
+        for node in pnodes
+    ]  # fmt: skip
+    styles = {
+        (index, 1): "green" if node.state == "alive" else "red" if node.state == "lost" else "yellow"
+        for index, node in enumerate(pnodes)
+    }
+    columns = ("pnode", "state", "compute", "vnodes>", "sessions", "device", "threads>", "speed>", "memory>", "lag>")
+    terminal.table((*columns, "seen>", "host"), rows, empty="no PNodes", styles=styles)
+    if not pnodes:
+        terminal.next(f"dcnr pnode --orchestrator {'ADDRESS'} --name p1")
+    for session in sessions:
+        for sentence in session.waiting:
+            terminal.line(f"{session.session} waits: {sentence}", style="yellow")
+
+
+def orchestrator(
+    bind: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "tcp://127.0.0.1:7700",
+    store: Annotated[str, typer.Option(metavar="URL", help="Where checkpoints go; default: store in the home.")] = "",
+    home: HomeOption = None,
+) -> None:
+    """Run an orchestrator here, in the foreground."""
+    from cli.cluster import store_url
+    from cli.context import home_folder, parse_address
+    from orchestrator.main import main as run_orchestrator
+
+    folder = home_folder(home)
+    address = parse_address(bind) if not bind.endswith(":0") else bind
+    arguments = ["--bind", address, "--store", store_url(store or str(folder / "store")), "--home", str(folder)]
+    raise typer.Exit(_daemon(run_orchestrator, arguments))
+
+
+def pnode(
+    name: Annotated[str, typer.Option(help="This PNode's id in the cluster; default: the host's name.")] = "",
+    orchestrator: OrchestratorOption = None,
+    bind: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; port 0: any.")] = "tcp://127.0.0.1:0",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=0, help="Threads to compute with; 0: all cores.")] = 0,
+    home: HomeOption = None,
+) -> None:
+    """Run a PNode here, in the foreground."""
+    import re
+    import socket
+
+    from cli.cluster import available_cores
+    from cli.context import home_folder, orchestrator_address
+    from pnode.main import main as run_pnode
+
+    folder = home_folder(home)
+    name = name or re.sub(r"[^a-z0-9_-]+", "-", socket.gethostname().split(".")[0].lower()).strip("-") or "pnode"
+    arguments = ["--name", name, "--orchestrator", orchestrator_address(orchestrator, folder), "--bind", bind]
+    arguments += ["--device", device, "--threads", str(threads or available_cores()), "--home", str(_own(folder, name))]
+    raise typer.Exit(_daemon(run_pnode, arguments))
+
+
+def _own(folder: Path, name: str) -> Path:
+    return folder / name
+
+
+def _daemon(main: object, arguments: list[str]) -> int:
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert callable(main)
+    code = main(arguments)
+    return int(code or 0)

@@ -1,0 +1,5 @@
+"""`dcnr demo`."""
+
+
+def demo() -> None:
+    """Placeholder."""

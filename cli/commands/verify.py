@@ -1,0 +1,5 @@
+"""`dcnr verify`."""
+
+
+def verify() -> None:
+    """Placeholder."""

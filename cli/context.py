@@ -1,0 +1,126 @@
+"""Which cluster a command means: the home folder, named contexts, and the address they lead to.
+
+Order: `--orchestrator`, DCNR_ORCHESTRATOR, the current context, the cluster that `dcnr up` started in the home folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wire.errors import BadFileError, UnreachableError, UsageError
+
+_ADDRESS = re.compile(r"(?:tcp://)?(?P<host>\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.-]+):(?P<port>\d{1,5})")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+
+def home_folder(home: str | None = None) -> Path:
+    """The folder for clusters, logs and contexts: as given, $DCNR_HOME, or ~/.dcnr. Not created."""
+    return Path(home or os.environ.get("DCNR_HOME") or Path.home() / ".dcnr").expanduser().absolute()
+
+
+def parse_address(text: str) -> str:
+    """`host:port` or `tcp://host:port` as `tcp://host:port`. Raises `UsageError`."""
+    match = _ADDRESS.fullmatch(text.strip())
+    if match is None or not 0 < int(match["port"]) < 65536:
+        raise UsageError(f"{text!r} is not an address", hint="write it as tcp://host:port")
+    return f"tcp://{match['host']}:{match['port']}"
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """The named orchestrators of a home folder."""
+
+    file: Path
+    current: str
+    addresses: dict[str, str]
+
+    @staticmethod
+    def read(home: Path) -> Contexts:
+        """From `contexts.json`; empty if there is none. Raises `BadFileError`."""
+        file = home / "contexts.json"
+        raw = read_json(file)
+        if raw is None:
+            return Contexts(file, "", {})
+        addresses = raw.get("contexts")
+        current = raw.get("current", "")
+        if not isinstance(addresses, dict) or not isinstance(current, str):
+            raise BadFileError(f"{file} is not a list of contexts", hint="delete it and run dcnr context use again")
+        return Contexts(file, current, {str(name): str(address) for name, address in addresses.items()})
+
+    def use(self, name: str, address: str | None) -> Contexts:
+        """With `name` as the current one ("local": the local cluster); `address` adds or changes it."""
+        if name == "local":
+            if address is not None:
+                raise UsageError("the context 'local' always means the cluster of this home folder")
+            return Contexts(self.file, "", self.addresses)
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"{name!r} can't be a context's name", hint="letters a-z, digits, - and _; at most 63")
+        if address is None and name not in self.addresses:
+            known = ", ".join(self.addresses) or "none yet"
+            raise UsageError(f"no context {name!r} (known: {known})", hint=f"dcnr context use {name} tcp://host:port")
+        addresses = dict(self.addresses)
+        if address is not None:
+            addresses[name] = parse_address(address)
+        return Contexts(self.file, name, addresses)
+
+    def without(self, name: str) -> Contexts:
+        """Without this one."""
+        if name not in self.addresses:
+            raise UsageError(f"no context {name!r}", hint="dcnr context ls")
+        rest = {key: value for key, value in self.addresses.items() if key != name}
+        return Contexts(self.file, "" if self.current == name else self.current, rest)
+
+    def save(self) -> None:
+        """Write the file."""
+        write_json(self.file, {"current": self.current, "contexts": self.addresses})
+
+
+def orchestrator_address(given: str | None, home: Path) -> str:
+    """The address of the orchestrator meant. Raises `UnreachableError` if there is none to talk to."""
+    if given:
+        return parse_address(given)
+    contexts = Contexts.read(home)
+    if contexts.current:
+        return parse_address(contexts.addresses[contexts.current])
+    from cli.cluster import Cluster
+
+    cluster = Cluster.read(home)
+    if cluster is None:
+        raise UnreachableError(
+            "no cluster is running here", hint="start one with: dcnr up   or name one: --orchestrator tcp://host:port"
+        )
+    if not cluster.orchestrator.alive():
+        raise UnreachableError(
+            f"the local cluster's orchestrator (pid {cluster.orchestrator.pid}) has ended",
+            hint=f"see {cluster.orchestrator.log}, then: dcnr down, dcnr up",
+        )
+    return cluster.address
+
+
+def read_json(file: Path) -> dict[str, Any] | None:
+    """A JSON object from a file; None if there is no such file. Raises `BadFileError`."""
+    import json
+
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, UnicodeDecodeError) as problem:
+        raise BadFileError(f"{file} is not JSON: {problem}", hint="delete it, or mend it") from problem
+    if not isinstance(raw, dict):
+        raise BadFileError(f"{file} does not hold a JSON object", hint="delete it, or mend it")
+    return raw
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Replace a file by this JSON, whole or not at all."""
+    import json
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    partial.replace(file)

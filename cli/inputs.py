@@ -1,0 +1,88 @@
+"""What a person gives a network to read: arrays from files, text from the command line; and what is shown of an answer.
+
+Array files are read without pickle; an object array is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.errors import BadFileError, UsageError
+
+Array = NDArray[Any]
+MAX_INPUT_BYTES = 1 << 30
+
+
+def read_arrays(given: Sequence[str], names: Sequence[str]) -> dict[str, Array]:
+    """`x.npy`, `x.npz`, `x.json` or `name=x.npy` as arrays by input name. A file without a name is the first input.
+
+    Raises `BadFileError`, `UsageError`.
+    """
+    found: dict[str, Array] = {}
+    for text in given:
+        name, equals, file = text.partition("=")
+        if not equals or name not in names:
+            name, file = "", text
+        for key, array in read_file(Path(file).expanduser()).items():
+            target = key if key in names else name or names[0]
+            found[target] = array
+    return found
+
+
+def read_file(path: Path) -> dict[str, Array]:
+    """The arrays of one file; the key is "" where the file gives none."""
+    try:
+        if path.stat().st_size > MAX_INPUT_BYTES:
+            raise BadFileError(f"{path} is larger than {MAX_INPUT_BYTES >> 20} MiB", hint="send it in pieces")
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as archive:
+                return {str(key): archive[key] for key in archive.files}
+        if path.suffix == ".json":
+            return {"": np.asarray(json.loads(path.read_text(encoding="utf-8")))}
+        loaded = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise BadFileError(f"no file {path}", hint="--input takes .npy, .npz, .json, or text with --text") from None
+    except (ValueError, EOFError, OSError) as problem:
+        raise BadFileError(f"{path}: {problem}", hint="a .npy file of numbers is expected") from problem
+    return {"": loaded}
+
+
+def fit(array: Array, dtype: str, shape: Sequence[int | str], name: str) -> Array:
+    """The array with the input's dtype and a batch dimension. Raises `UsageError` if its shape can't be right."""
+    if array.dtype.kind not in "fiub":
+        raise UsageError(f"{name} holds {array.dtype}, not numbers")
+    if array.ndim == len(shape) - 1:
+        array = array[None]
+    expected = ", ".join(str(extent) for extent in shape)
+    if array.ndim != len(shape):
+        raise UsageError(f"{name} expects ({expected}), got {tuple(array.shape)}")
+    for extent, actual in zip(shape[1:], array.shape[1:], strict=True):
+        # A sequence may be shorter than the context; anything else must match.
+        if isinstance(extent, int) and actual != extent and not (dtype == "int64" and actual < extent):
+            raise UsageError(f"{name} expects ({expected}), got {tuple(array.shape)}")
+    return np.ascontiguousarray(array.astype(dtype, copy=False))
+
+
+def save(path: Path, outputs: Mapping[str, Array]) -> None:
+    """One output as .npy, several as .npz, or all as .json."""
+    if path.suffix == ".json":
+        path.write_text(json.dumps({name: value.tolist() for name, value in outputs.items()}) + "\n", encoding="utf-8")
+    elif path.suffix == ".npy" and len(outputs) == 1:
+        np.save(path, next(iter(outputs.values())), allow_pickle=False)
+    elif path.suffix == ".npz":
+        np.savez(path, allow_pickle=False, **dict(outputs))
+    else:
+        raise UsageError(f"can't write {path.name}", hint="one output as .npy, several as .npz, any as .json")
+
+
+def preview(value: Array, limit: int = 8) -> str:
+    """The first numbers of an array in one line."""
+    flat = value.reshape(-1)
+    numbers = ", ".join(f"{number:.4g}" for number in flat[:limit].tolist())
+    return f"{value.dtype}{tuple(value.shape)} [{numbers}{', …' if flat.size > limit else ''}]"

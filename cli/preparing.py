@@ -1,0 +1,69 @@
+"""From a network file and what a person overrides to a network that can be trained: the client's half of the work.
+
+The data are read and packed here, on the client's machine; everything else is named by digest from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.terminal import Terminal
+    from networks.load import Network
+    from pnode.data import Packed
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the command line changes in the network file, as `key=value` texts."""
+
+    sets: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(sets: Sequence[str] | None, *, steps: int = 0, seed: int | None = None, data: str = "") -> Overrides:
+        """From the options of `train`. Raises `UsageError` for a `--set` without a value."""
+        given = list(sets or ())
+        for text in given:
+            if not text.partition("=")[0].strip() or "=" not in text:
+                raise UsageError(f"--set {text!r} has no value", hint="write it as --set train.batch=8")
+        if steps:
+            given.append(f"train.steps={steps}")
+        if seed is not None:
+            given.append(f"train.seed={seed}")
+        if data:
+            given.append(f"train.data.text={data}")
+        return Overrides(tuple(given))
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A network, complete, and its packed data."""
+
+    network: Network
+    packed: Packed
+
+
+def prepare(source: str, overrides: Overrides, terminal: Terminal, *, cache: Path) -> Prepared:
+    """Read the recipe, pack the data (shown as it goes), and load the network with the vocabulary's size.
+
+    Raises: `BadFileError` for the network file or the data.
+    """
+    from networks.load import load, read_recipe
+    from pnode.data import pack
+
+    recipe = read_recipe(source, overrides.sets)
+    if recipe.data is None:
+        raise UsageError(
+            f"{source} names no data to train on", hint="--data python-stdlib, or a train.data section in the file"
+        )
+    with terminal.waiting("reading and packing the data") if not terminal.live else packing(terminal) as progress:
+        packed = pack(recipe.data, cache_dir=cache, progress=progress)
+    names = {"vocab": packed.vocab} if packed.vocab is not None else {}
+    network = load(source, sets=overrides.sets, vars=names)
+    return Prepared(network, packed)

@@ -1,0 +1,291 @@
+"""How a run that goes on is shown: moving bars on a terminal, plain lines elsewhere, JSON lines for programs.
+
+All three take the same calls, so what a run tells is decided once. Every line is flushed when it is written; the last
+state is always written, also after SIGTERM.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cli import units
+from cli.terminal import Terminal, literal
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from wire.messages import StepReport
+
+STALLED_S = 3.0
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(slots=True)
+class RunState:
+    """What is known of a run at one moment."""
+
+    name: str
+    target: int
+    step: int = 0
+    loss: float = math.nan
+    lr: float = math.nan
+    gradient_norm: float = math.nan
+    committed: int = 0
+    state: str = ""
+    waiting: Sequence[str] = ()
+    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=40))  # targets, seconds of a step
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=240))
+    moved: float = field(default_factory=time.monotonic)
+
+    def take(self, reports: Iterable[StepReport]) -> None:
+        """Steps were applied."""
+        for report in reports:
+            self.step, self.loss, self.lr = report.step, report.loss, report.lr
+            self.gradient_norm = report.gradient_norm
+            self.recent.append((report.count, report.seconds))
+            self.losses.append(report.loss)
+            self.moved = time.monotonic()
+
+    @property
+    def rate(self) -> float:
+        """Targets (tokens) per second over the last steps; 0 if unknown."""
+        seconds = sum(seconds for _, seconds in self.recent)
+        return sum(count for count, _ in self.recent) / seconds if seconds > 0 else 0.0
+
+    @property
+    def eta_s(self) -> float:
+        """Seconds to the target; nan if unknown."""
+        if not self.recent:
+            return math.nan
+        return (self.target - self.step) * sum(seconds for _, seconds in self.recent) / len(self.recent)
+
+    @property
+    def still_s(self) -> float:
+        """Seconds since the last step."""
+        return time.monotonic() - self.moved
+
+    def numbers(self) -> str:
+        """Loss, rate and the rest in one line."""
+        parts = [f"loss {units.loss(self.loss)}"] if self.losses else []
+        if self.rate:
+            parts.append(f"{units.compact(self.rate)} tokens/s")
+        if math.isfinite(self.gradient_norm):
+            parts.append(f"norm {self.gradient_norm:.3g}")
+        if math.isfinite(self.lr):
+            parts.append(f"lr {self.lr:.2e}")
+        if self.committed:
+            parts.append(f"saved {self.committed}")
+        return "  ".join(parts)
+
+    def stall(self) -> str:
+        """Why nothing moves: "no progress for 12 s, waiting for p2: …"; "" while it moves."""
+        if self.still_s < STALLED_S:
+            return ""
+        reason = "; ".join(self.waiting) or (
+            "the orchestrator has not said for whom" if self.state == "running" else self.state
+        )
+        return f"no progress for {self.still_s:.0f} s, waiting for {reason}"
+
+
+class View(Protocol):
+    """One way to show a run. `begin` and `end` surround all else."""
+
+    def begin(self, state: RunState) -> None:
+        """The run is about to be shown."""
+
+    def steps(self, state: RunState, reports: Sequence[StepReport]) -> None:
+        """Steps were applied; `state` has taken them."""
+
+    def note(self, state: RunState, kind: str, text: str) -> None:
+        """Something happened: a state change, a warning, a checkpoint."""
+
+    def idle(self, state: RunState) -> None:
+        """Nothing happened for a moment."""
+
+    def end(self, state: RunState, verdict: str) -> None:
+        """The last call: finished, failed, paused, detached, terminated."""
+
+
+def view(terminal: Terminal, *, every_s: float = 0.0) -> View:
+    """The view that fits this output. `every_s`: least time between plain lines (0: 5 s)."""
+    if terminal.json:
+        return JsonView(terminal)
+    if terminal.live:
+        return LiveView(terminal)
+    return PlainView(terminal, every_s or 5.0)
+
+
+class PlainView:
+    """One line per interval, for logs and pipes."""
+
+    def __init__(self, terminal: Terminal, every_s: float) -> None:
+        self._terminal = terminal
+        self._every_s = every_s
+        self._next = 0.0
+        self._said_step = -1
+        self._said_stall = 0.0
+
+    def begin(self, state: RunState) -> None:
+        """Nothing to say yet."""
+
+    def steps(self, state: RunState, reports: Sequence[StepReport]) -> None:
+        """A line, if one is due."""
+        now = time.monotonic()
+        if now >= self._next or state.step >= state.target:
+            self._next = now + self._every_s
+            self._line(state)
+
+    def _line(self, state: RunState) -> None:
+        if state.step == self._said_step:
+            return
+        self._said_step = state.step
+        eta = f"  ETA {units.duration(state.eta_s)}" if state.step < state.target else ""
+        self._terminal.line(f"{state.name}  step {state.step}/{state.target}  {state.numbers()}{eta}")
+
+    def note(self, state: RunState, kind: str, text: str) -> None:
+        """A line."""
+        if kind != "committed":
+            self._terminal.line(
+                f"{state.name}  {kind}: {text}" if kind in ("warning", "error") else f"{state.name}  {text}"
+            )
+
+    def idle(self, state: RunState) -> None:
+        """At 3 s, then every 10 s, a line that says who is waited for."""
+        stall = state.stall()
+        if stall and (self._said_stall < state.moved or time.monotonic() - self._said_stall > 10):
+            self._said_stall = time.monotonic()
+            self._terminal.line(f"{state.name}  {stall}")
+
+    def end(self, state: RunState, verdict: str) -> None:
+        """The last state."""
+        if state.losses:
+            self._line(state)
+        self._terminal.line(f"{state.name}  {verdict} at step {state.step}/{state.target}")
+
+
+class JsonView:
+    """One JSON object per line: `event` is start, step, note, waiting or end."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._said = 0.0
+
+    def _write(self, event: str, state: RunState, **fields: Any) -> None:
+        record = {"event": event, "session": state.name, "step": state.step, "steps": state.target, **fields}
+        self._terminal.record(record, indent=False)
+
+    def begin(self, state: RunState) -> None:
+        """event: start."""
+        self._write("start", state, state=state.state)
+
+    def steps(self, state: RunState, reports: Sequence[StepReport]) -> None:
+        """One event for each step."""
+        for report in reports:
+            fields = {"loss": _finite(report.loss), "gradient_norm": _finite(report.gradient_norm), "lr": report.lr}
+            rate = report.count / report.seconds if report.seconds > 0 else None
+            record = {"event": "step", "session": state.name, "step": report.step, "steps": state.target, **fields}
+            self._terminal.record(
+                {**record, "targets": report.count, "seconds": report.seconds, "tokens_s": rate}, indent=False
+            )
+
+    def note(self, state: RunState, kind: str, text: str) -> None:
+        """event: note."""
+        self._write("note", state, kind=kind, text=text)
+
+    def idle(self, state: RunState) -> None:
+        """event: waiting, at most every 5 s."""
+        if state.stall() and time.monotonic() - self._said > 5:
+            self._said = time.monotonic()
+            self._write("waiting", state, seconds=round(state.still_s, 1), waiting=list(state.waiting))
+
+    def end(self, state: RunState, verdict: str) -> None:
+        """event: end."""
+        self._write("end", state, verdict=verdict, loss=_finite(state.loss), committed=state.committed)
+
+
+class LiveView:
+    """A bar that moves, the numbers, a line of the loss's course, and why it stands still."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        from rich.live import Live
+
+        self._terminal = terminal
+        self._state: RunState | None = None
+        self._live = Live(
+            console=terminal.console, get_renderable=self._picture, refresh_per_second=8, transient=False,
+            redirect_stdout=False, redirect_stderr=False,
+        )  # fmt: skip
+        self._bar: Any = None
+
+    def begin(self, state: RunState) -> None:
+        """Start to draw."""
+        self._state = state
+        self._live.start()
+
+    def steps(self, state: RunState, reports: Sequence[StepReport]) -> None:
+        """Drawn at the next refresh."""
+
+    def note(self, state: RunState, kind: str, text: str) -> None:
+        """A line above the bar."""
+        if kind == "committed":
+            return
+        from rich.text import Text
+
+        style = {"warning": "yellow", "error": "red"}.get(kind, "dim")
+        self._live.console.print(Text(literal(text), style=style))
+
+    def idle(self, state: RunState) -> None:
+        """Drawn at the next refresh."""
+
+    def end(self, state: RunState, verdict: str) -> None:
+        """Draw the last state and stop."""
+        self._live.refresh()
+        self._live.stop()
+        self._terminal.line(f"{state.name} {verdict} at step {state.step}/{state.target}")
+
+    def _picture(self) -> Any:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        state = self._state
+        if state is None:
+            return Text("")
+        bar = ProgressBar(total=max(1, state.target), completed=state.step, pulse=not state.losses)
+        eta = f"ETA {units.duration(state.eta_s)}" if state.losses else state.state or "starting"
+        row = Table.grid(padding=(0, 1), expand=True)
+        row.add_column(no_wrap=True)
+        row.add_column(ratio=1)
+        row.add_column(no_wrap=True)
+        row.add_row(
+            Text(literal(state.name), style="bold"), bar, Text(f"{state.step}/{state.target}  {eta}", style="cyan")
+        )
+        lines: list[Text] = []
+        if state.losses:
+            lines.append(Text.assemble((sparkline(state.losses, 32), "green"), "  ", state.numbers()))
+        stall = state.stall()
+        if stall:
+            lines.append(Text(literal(stall), style="yellow"))
+        return Group(row, *lines)
+
+
+def sparkline(values: Sequence[float] | deque[float], width: int) -> str:
+    """The course of `values` in at most `width` block characters, oldest first."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    size = max(1, math.ceil(len(finite) / width))
+    means = [sum(chunk) / len(chunk) for chunk in (finite[at : at + size] for at in range(0, len(finite), size))]
+    low, high = min(means), max(means)
+    span = high - low or 1.0
+    return "".join(_BARS[min(7, int((value - low) / span * 7.999))] for value in means)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,130 @@
+"""How a command runs and ends: signals, deadlines and the way from an exception to an exit code.
+
+Exit codes: 0 done (also when the reader of our output went away), 1 the run or the check failed, 2 wrong arguments,
+65 a bad file, 69 something is unreachable, 130 Ctrl-C, 143 SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Coroutine
+from types import FrameType
+from typing import Any, TypeVar
+
+from wire.errors import DCNRError
+
+INTERRUPTED, TERMINATED = 130, 143
+GRACE_S = 1.5
+
+T = TypeVar("T")
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived."""
+
+
+def on_sigterm() -> None:
+    """From here on SIGTERM ends a command as Ctrl-C does: with its clean-up."""
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, handle)
+
+
+def run(coroutine: Coroutine[Any, Any, T], *, grace_s: float = GRACE_S) -> T:
+    """Run a coroutine to its end. Ctrl-C or SIGTERM cancels it and leaves it `grace_s` to clean up; a second ends at once.
+
+    Raises: KeyboardInterrupt or `Terminated` after a signal, else what the coroutine raises.
+    """
+    import asyncio
+
+    seen: list[int] = []
+
+    async def main() -> T:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+
+        def stop(number: int) -> None:
+            if seen:
+                os._exit(_code_of(number))
+            seen.append(number)
+            _end_after(grace_s, _code_of(number))
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
+        try:
+            return await coroutine
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            on_sigterm()
+
+    try:
+        return asyncio.run(main())
+    except asyncio.CancelledError:
+        if seen:
+            raise (Terminated if seen[0] == signal.SIGTERM else KeyboardInterrupt) from None
+        raise
+
+
+def _code_of(number: int) -> int:
+    return TERMINATED if number == signal.SIGTERM else INTERRUPTED
+
+
+def _end_after(seconds: float, code: int) -> None:
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
+def report(problem: BaseException) -> int | None:
+    """Say what went wrong and give the exit code; None for what isn't ours to explain (typer's own exceptions)."""
+    from cli.terminal import Terminal, close_quietly
+
+    match problem:
+        case Terminated():
+            return TERMINATED
+        case KeyboardInterrupt():
+            return INTERRUPTED
+        case BrokenPipeError():
+            close_quietly()
+            return 0
+        case DCNRError():
+            Terminal().error(problem.message, problem.hint)
+            return problem.exit_code
+        case OSError():
+            where = f": {problem.filename}" if problem.filename else ""
+            Terminal().error(f"{problem.strerror or problem}{where}")
+            return 1
+        case SystemExit() | GeneratorExit():
+            return None
+        case _ if hasattr(problem, "exit_code") or type(problem).__name__ == "Abort":
+            return None
+    if os.environ.get("DCNR_DEBUG"):
+        return None
+    Terminal().error(
+        f"a bug in DCNR: {type(problem).__name__}: {problem}{_place(problem)}",
+        "DCNR_DEBUG=1 shows the whole traceback",
+    )
+    return 1
+
+
+def _place(problem: BaseException) -> str:
+    trace = problem.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    return f" ({os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno})"
+
+
+def flush() -> None:
+    """Write out what is buffered now, so that a closed pipe shows here and not at the interpreter's end."""
+    sys.stdout.flush()
+    sys.stderr.flush()

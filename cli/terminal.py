@@ -1,0 +1,222 @@
+"""What reaches the terminal, and in which form; the only place that prints.
+
+Three forms: a real terminal gets colour, tables and moving bars; anything else (a pipe, a file, `TERM=dumb`) gets plain
+lines, flushed one by one, without escape codes; `-o json` gets JSON alone on standard output. Text that came from a
+peer, a store or a file is shown literally: it is never parsed as markup, and its control characters are escaped.
+Errors and waiting notices go to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+Format = Literal["text", "json"]
+
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+_ESCAPES |= {ord("\t"): "    ", ord("\n"): "\\n", ord("\r"): "\\r"}
+_ESCAPES |= {code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_BLOCK = {code: text for code, text in _ESCAPES.items() if code != ord("\n")}
+
+
+def literal(text: object) -> str:
+    """One line, safe to print: control characters (and bidirectional overrides) are made visible."""
+    return str(text).translate(_ESCAPES)
+
+
+def literal_block(text: object) -> str:
+    """The same for text of several lines."""
+    return str(text).translate(_BLOCK)
+
+
+class Terminal:
+    """Standard output and error of this process, in the form asked for."""
+
+    def __init__(self, form: Format = "text", *, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
+        self.form = form
+        self._stdout = stdout
+        self._stderr = stderr
+        self._console: Console | None = None
+
+    @property
+    def json(self) -> bool:
+        """JSON alone goes to standard output."""
+        return self.form == "json"
+
+    @property
+    def out(self) -> TextIO:
+        """Standard output."""
+        return self._stdout or sys.stdout
+
+    @property
+    def err(self) -> TextIO:
+        """Standard error."""
+        return self._stderr or sys.stderr
+
+    @property
+    def live(self) -> bool:
+        """Standard output is a terminal that can move its cursor, and text is wanted."""
+        return not self.json and moves_cursor(self.out)
+
+    @property
+    def console(self) -> Console:
+        """rich's console on standard output."""
+        if self._console is None:
+            from rich.console import Console
+
+            self._console = Console(file=self.out, highlight=False, markup=False, emoji=False, soft_wrap=not self.live)
+        return self._console
+
+    def line(self, text: object = "", *, style: str | None = None) -> None:
+        """One line of text for a person (nothing with `-o json`)."""
+        if self.json:
+            return
+        self._text(literal(text), style)
+
+    def block(self, text: object, *, style: str | None = None) -> None:
+        """Text of several lines."""
+        if not self.json:
+            self._text(literal_block(text), style)
+
+    def _text(self, text: str, style: str | None) -> None:
+        if self.live:
+            from rich.text import Text
+
+            self.console.print(Text(text, style=style or ""), soft_wrap=True)
+        else:
+            self.out.write(text + "\n")
+            self.out.flush()
+
+    def raw(self, text: str) -> None:
+        """Text as it is, without an end of line: generated text that streams."""
+        self.out.write(literal_block(text))
+        self.out.flush()
+
+    def next(self, *commands: str) -> None:
+        """What to do next, after a change of state."""
+        if not self.json and commands:
+            self._text("next: " + "   ".join(commands), "dim cyan")
+
+    def record(self, value: Any, *, indent: bool = True) -> None:
+        """A value as JSON on standard output: a document, or with `indent=False` one line of a stream."""
+        import msgspec
+
+        data = msgspec.json.encode(value, enc_hook=str)
+        if indent:
+            data = msgspec.json.format(data, indent=2)
+        self.out.write(data.decode() + "\n")
+        self.out.flush()
+
+    def render(self, renderable: RenderableType) -> None:
+        """Something of rich's; only on a live terminal."""
+        self.console.print(renderable)
+
+    def table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str = "", styles: Any = None
+    ) -> None:
+        """Rows under headings; a heading that ends in ">" is aligned to the right. `empty`: what to say for no rows.
+
+        `styles` maps (row, column) to rich's style name.
+        """
+        if self.json:
+            return
+        if not rows:
+            self.line(empty)
+            return
+        right = [name.endswith(">") for name in columns]
+        names = [name.rstrip(">") for name in columns]
+        cells = [[literal(cell) for cell in row] for row in rows]
+        if self.live:
+            self._rich_table(names, right, cells, styles or {})
+            return
+        widths = [max(len(row[index]) for row in [names, *cells]) for index in range(len(names))]
+        for row in [[name.upper() for name in names], *cells]:
+            parts = [
+                cell.rjust(width) if flush else cell.ljust(width)
+                for cell, width, flush in zip(row, widths, right, strict=True)
+            ]
+            self.line("  ".join(parts).rstrip())
+
+    def _rich_table(self, names: list[str], right: list[bool], cells: list[list[str]], styles: Any) -> None:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+        for index, (name, flush) in enumerate(zip(names, right, strict=True)):
+            table.add_column(name, justify="right" if flush else "left", overflow="fold", no_wrap=index == 0)
+        for y, row in enumerate(cells):
+            table.add_row(*(Text(cell, style=styles.get((y, x), "")) for x, cell in enumerate(row)))
+        self.console.print(table)
+
+    def warn(self, text: str) -> None:
+        """A warning, on standard error."""
+        self._error("warning", text, "", "yellow")
+
+    def error(self, text: str, hint: str = "") -> None:
+        """A failure in one or two lines, on standard error."""
+        self._error("error", text, hint, "bold red")
+
+    def _error(self, word: str, text: str, hint: str, style: str) -> None:
+        text, hint = literal_block(text).rstrip(), literal(hint)
+        if moves_cursor(self.err):
+            from rich.console import Console
+            from rich.text import Text
+
+            message: Text = Text.assemble((f"{word}: ", style), text)
+            if hint:
+                message.append(f"\n  hint: {hint}", style="dim")
+            Console(file=self.err, highlight=False, markup=False, emoji=False).print(message, soft_wrap=True)
+            return
+        self.err.write(f"{word}: {text}\n" + (f"  hint: {hint}\n" if hint else ""))
+        self.err.flush()
+
+    @contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """Show, on a live standard error, what is waited for while the body runs."""
+        if self.json or not moves_cursor(self.err):
+            yield
+            return
+        from rich.console import Console
+
+        console = Console(file=self.err, highlight=False, markup=False, emoji=False)
+        from rich.text import Text
+
+        with console.status(Text(literal(text), style="dim"), spinner="dots"):
+            yield
+
+
+def moves_cursor(stream: TextIO) -> bool:
+    """Whether escape codes may be written to `stream`."""
+    try:
+        if not stream.isatty():
+            return False
+    except ValueError:  # closed
+        return False
+    return os.environ.get("TERM", "dumb").lower() not in ("dumb", "unknown", "")
+
+
+def printable_streams() -> None:
+    """Let no locale turn a character that it can't show into a failure."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def close_quietly() -> None:
+    """After a closed pipe: let nothing be written any more, not even by the interpreter's last flush."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            os.dup2(devnull, stream.fileno())
+        except (OSError, ValueError):
+            continue
+    os.close(devnull)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from networks.diagnostics import Diagnostics, Place, quote
-from networks.expand import Flat, FlatEdge, FlatNode, Port
+from networks.expand import Flat, FlatEdge, FlatNode, Port, shown
 from networks.graph import Edge, Graph, Node, NodeCost, NodeId, PortRef, TensorSpec
 from networks.types import REGISTRY, ShapeError, infer
 
@@ -41,31 +41,30 @@ def assemble(
     pins = _resolve_pins(flat, place, diagnostics)
     costs = _costs(flat, order, inputs, ties, diagnostics)
     loss = _loss(flat, costs, diagnostics)
-    if diagnostics.found:
+    if diagnostics.found or any(node.params is None for node in flat.nodes):
         return None
-    position = {node_id: index for index, node_id in enumerate(order)}
     by_id = {node.id: node for node in flat.nodes}
-    nodes = []
-    for node_id in order:
-        node = by_id[node_id]
-        assert node.params is not None
-        tie = ties.get(node_id)
-        nodes.append(
-            Node(
-                NodeId(node_id),
-                node.type,
-                node.params,
-                position[node_id],
-                NodeId(tie) if tie is not None else None,
-                node.where.line,
-            )  # fmt: skip
-        )
+    nodes = [_node(by_id[node_id], index, ties.get(node_id)) for index, node_id in enumerate(order)]
     edges = tuple(Edge(index, _ref(edge.src), _ref(edge.dst)) for index, edge in enumerate(flat.edges))
     outputs = {name: _ref(port) for name, (port, _) in flat.outputs.items()}
     return Graph(
-        heading.name, heading.file, tuple(nodes), edges, dict(inputs), outputs, NodeId(loss) if loss else None,
-        {NodeId(node_id): cost for node_id, cost in costs.items()}, {NodeId(key): value for key, value in pins.items()},
-    )  # fmt: skip
+        name=heading.name,
+        file=heading.file,
+        nodes=tuple(nodes),
+        edges=edges,
+        inputs=dict(inputs),
+        outputs=outputs,
+        loss=NodeId(loss) if loss is not None else None,
+        costs={NodeId(node_id): cost for node_id, cost in costs.items()},
+        pins={NodeId(node_id): pnode for node_id, pnode in pins.items()},
+    )
+
+
+def _node(node: FlatNode, order: int, tie: str | None) -> Node:
+    assert node.params is not None
+    return Node(
+        NodeId(node.id), node.type, node.params, order, NodeId(tie) if tie is not None else None, node.where.line
+    )
 
 
 def _ref(port: Port) -> PortRef:
@@ -78,7 +77,7 @@ def topological(flat: Flat, diagnostics: Diagnostics) -> list[str] | None:
     waiting = dict.fromkeys(place, 0)
     readers: dict[str, list[str]] = {}
     for edge in flat.edges:
-        if edge.src[1] or edge.src[0] in place:
+        if edge.src[1]:
             waiting[edge.dst[0]] += 1
             readers.setdefault(edge.src[0], []).append(edge.dst[0])
     ready = [place[node] for node, count in waiting.items() if count == 0]
@@ -113,12 +112,12 @@ def _note_cycle(flat: Flat, stuck: set[str], diagnostics: Diagnostics) -> None:
     cycle = path[seen[start] :][::-1]
     first = min(range(len(cycle)), key=lambda index: cycle[index])
     cycle = cycle[first:] + cycle[:first]
-    shown = [*cycle, cycle[0]]
-    if len(shown) > 40:
-        shown = [*shown[:20], "…", *shown[-19:]]
+    path = [*cycle, cycle[0]]
+    if len(path) > 40:
+        path = [*path[:20], "…", *path[-19:]]
     where = into[cycle[0]].where
     diagnostics.add(
-        where, f"the edges form a cycle: {' -> '.join(shown)}", "a network has no way back to an earlier node"
+        where, f"the edges form a cycle: {' -> '.join(path)}", "a network has no way back to an earlier node"
     )
 
 
@@ -140,8 +139,9 @@ def _resolve_ties(flat: Flat, order: list[str], diagnostics: Diagnostics) -> dic
             continue
         group[root(node.id)] = root(other.id)
     members: dict[str, list[str]] = {}
+    tied = {*group, *group.values()}
     for node_id in order:
-        if node_id in group or node_id in group.values():
+        if node_id in tied:
             members.setdefault(root(node_id), []).append(node_id)
     return {user: names[0] for names in members.values() for user in names[1:]}
 
@@ -215,10 +215,12 @@ def _costs(
         try:
             cost = infer(node.type, node.params, [specs[edge.src] for edge in edges])
         except ShapeError as error:
-            sources = ", ".join(
-                quote(_ref(edge.src) if len(edge.src[1]) and edge.src[1] != "y" else edge.src[0]) for edge in edges
-            )
+            sources = ", ".join(quote(shown(edge.src)) for edge in edges)
             diagnostics.add(node.where, f"{quote(node_id)} {error.message} from {sources}")
+            continue
+        except (RuntimeError, ValueError, TypeError, OverflowError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            diagnostics.add(node.where, f"{quote(node_id)} can't be built: {reason}", "are its numbers too large?")
             continue
         if node_id in ties:
             cost = _without_shared(node, cost, by_id[ties[node_id]], costs, diagnostics)

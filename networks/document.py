@@ -15,7 +15,7 @@ from networks.graph import TensorSpec
 from networks.model import BLOCK, VAR_PATTERN, BlockEntry, InputEntry, NetworkFile, NodeEntry, is_id
 from networks.recipe import Recipe
 from networks.types import REGISTRY, NodeParams, NodeType
-from networks.values import BROKEN, Reader, Variables
+from networks.values import BROKEN, Broken, Reader, Variables
 from networks.yaml_source import Mapping, Scalar, Sequence, YamlNode, describe
 
 _SHARED_KEYS = frozenset(NodeEntry.model_fields)
@@ -83,12 +83,11 @@ def read_root(root: YamlNode, diagnostics: Diagnostics) -> Mapping:
     return root
 
 
-def read_variables(
-    root: Mapping, given: MappingType[str, VarValue], diagnostics: Diagnostics, *, lenient: bool
-) -> Variables:
+def read_variables(root: Mapping, given: MappingType[str, VarValue | Broken], diagnostics: Diagnostics) -> Variables:
     """The file's `vars`, and those that the caller gives (the tokenizer's `vocab`), which may not contradict.
 
-    With `lenient`, a variable that needs one not given yet is no error until it is used.
+    A given variable that is broken has no value yet: what depends on it is left out in silence, and the file's own
+    value, if there is one, takes its place.
     """
     variables = Variables()
     variables.known.update(given)
@@ -98,22 +97,21 @@ def read_variables(
     if not isinstance(section, Mapping):
         diagnostics.add(section, f"'vars' must be a mapping, got {describe(section)}")
         return variables
+    reader = Reader(diagnostics, variables)
     for name, node in section.items.items():
-        noise = Diagnostics()
-        value = Reader(noise, variables).plain(node)
+        value = reader.plain(node)
         if not re.fullmatch(VAR_PATTERN.strip("^$"), name):
             diagnostics.add(section.keys[name], f"{quote(name)} can't name a variable", "use a-z, A-Z, 0-9 and _")
             continue
         if value is not BROKEN and not isinstance(value, int | float | str):
-            noise.add(node, f"'vars.{name}' must be a number, text, true or false, got {describe(node)}")
+            diagnostics.add(node, f"'vars.{name}' must be a number, text, true or false, got {describe(node)}")
             value = BROKEN
-        if not lenient:
-            diagnostics.found += noise.found
-        if value is not BROKEN and name in given and value != given[name]:
-            text = f"'vars.{name}' is {value!r} here, but the data give {given[name]!r}"
+        from_data = given.get(name, BROKEN)
+        if value is not BROKEN and from_data is not BROKEN and value != from_data:
+            text = f"'vars.{name}' is {value!r} here, but the data give {from_data!r}"
             diagnostics.add(node, text, f"remove it from 'vars'; ${name} is known without")
             continue
-        if name not in given:
+        if from_data is BROKEN:
             variables.known[name] = value
     return variables
 

@@ -314,7 +314,7 @@ class _Compiler:
             if port in taken[node.id]:
                 first, where = taken[node.id][port]
                 label = f"{node.id}.{port}" if len(names) != 1 else node.id
-                text = f"{quote(label)} already gets {quote(_show(first))}, on line {where.line}"
+                text = f"{quote(label)} already gets {quote(shown(first))}, on line {where.line}"
                 hint = "join values by a node of type 'add' or 'concat'"
                 self.diagnostics.add(end.where, text, hint)
                 continue
@@ -507,7 +507,8 @@ def _definition(block: ScopeDef, node: NodeDef, rest: str) -> NodeDef | None:
     return current if not parts else None
 
 
-def _show(port: Port) -> str:
+def shown(port: Port) -> str:
+    """A port as people write it: the node alone where it has one plain output."""
     return port[0] if port[1] in ("", DEFAULT_OUTPUT) else f"{port[0]}.{port[1]}"
 
 

@@ -1,0 +1,270 @@
+"""A stage compiled to a flat list of calls over numbered slots, so that the hot path looks nothing up.
+
+`compile_stage` works out from the graph which slot each reader reads, where a value forks, which tensors must be made
+tidy, what is sent and which tensors take the gradients that come back. Invariants:
+
+- Operations are in the network's topological order; a run of one-input operations that nobody else reads becomes one
+  chain.
+- A value with three or more live readers (groups of readers, where one gradient already stands for several) passes a
+  `Fork`; the others are read directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from networks.graph import Edge, Graph, Node, NodeId, PortRef
+from networks.stages import Channel, StagePlan
+from networks.types import REGISTRY, VNodeModule
+from pnode.forks import fork, tidy
+from pnode.liveness import Liveness, counting_node
+
+Slots = list[Any]
+
+
+@dataclass(slots=True)
+class Op:
+    """One call. `ins`, `outs`: slots. `chain`: calls to make one after the other on a single tensor."""
+
+    node: NodeId
+    call: Callable[..., Any]
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    ports: tuple[str, ...]
+    hooks: tuple[int, ...] = ()
+    chain: tuple[Callable[[Any], Any], ...] = ()
+    is_fork: bool = False
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A received channel: its tensor goes to `plain`; `leaves` are tensors of their own that collect gradients."""
+
+    channel: Channel
+    plain: int
+    leaves: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Departure:
+    """A sent channel: the tensor at `plain`; gradients that come back enter at `roots`, in order."""
+
+    channel: Channel
+    plain: int
+    roots: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Program:
+    """What a stage does; see the module's docstring."""
+
+    size: int = 0
+    inputs: dict[str, int] = field(default_factory=dict)
+    arrivals: list[Arrival] = field(default_factory=list)
+    departures: list[Departure] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    fused: list[Op] = field(default_factory=list)
+    ports: dict[PortRef, int] = field(default_factory=dict)
+    reads: dict[int, int] = field(default_factory=dict)
+    kept: set[int] = field(default_factory=set)
+
+    def run(self, slots: Slots, ops: Sequence[Op]) -> None:
+        """Carry out `ops`. Slots of inputs and arrivals are set before; the others are set by this."""
+        for op in ops:
+            ins = op.ins
+            if op.chain:
+                value = slots[ins[0]]
+                for call in op.chain:
+                    value = call(value)
+                slots[op.outs[0]] = value
+            elif len(op.outs) == 1:
+                if len(ins) == 1:
+                    value = op.call(slots[ins[0]])
+                elif len(ins) == 2:
+                    value = op.call(slots[ins[0]], slots[ins[1]])
+                else:
+                    value = op.call(*[slots[i] for i in ins])
+                slots[op.outs[0]] = value
+            else:
+                values = op.call(*[slots[i] for i in ins])
+                for out, value in zip(op.outs, values, strict=True):
+                    slots[out] = value
+            for hooked in op.hooks:
+                if slots[hooked].requires_grad:
+                    slots[hooked].register_hook(tidy)
+
+
+def compile_stage(
+    graph: Graph, plan: StagePlan, stage: int, modules: Mapping[NodeId, VNodeModule], liveness: Liveness
+) -> Program:
+    """The program of one stage. `modules` must have their parameters where they stay: calls are bound here."""
+    return _Compiler(graph, plan, stage, modules, liveness).compile()
+
+
+class _Compiler:
+    def __init__(
+        self,
+        graph: Graph,
+        plan: StagePlan,
+        stage: int,
+        modules: Mapping[NodeId, VNodeModule],
+        liveness: Liveness,
+    ) -> None:
+        self.graph, self.modules, self.liveness = graph, modules, liveness
+        self.members = set(plan.stages[stage].nodes)
+        self.ins, self.outs = plan.ins(stage), plan.outs(stage)
+        self.into, self.readers = graph.in_edges(), graph.out_edges()
+        self.types = {node.id: REGISTRY[node.type] for node in graph.nodes}
+        self.program = Program()
+
+    def compile(self) -> Program:
+        program = self.program
+        for name in self.graph.inputs:
+            mine = self._mine(PortRef(NodeId(name), ""))
+            if mine:
+                program.inputs[name] = slot = self._slot()
+                for edge in mine:
+                    program.reads[edge.index] = slot
+        for channel in self.ins:
+            self._arrive(channel)
+        for node in self.graph.nodes:
+            if node.id in self.members:
+                self._compute(node)
+        counting = counting_node(self.graph)
+        for node in self.graph.nodes:
+            if node.id in self.members and node.id in (self.graph.loss, counting):
+                program.kept.update(program.ports[port] for port in program.ports if port.node == node.id)
+                program.kept.update(program.reads[edge.index] for edge in self.into[node.id])
+        program.fused = _fuse(program)
+        return program
+
+    def _slot(self) -> int:
+        self.program.size += 1
+        return self.program.size - 1
+
+    def _mine(self, port: PortRef) -> list[Edge]:
+        return [edge for edge in self.readers.get(port, []) if edge.dst.node in self.members]
+
+    def _untidy(self, edges: Sequence[Edge]) -> bool:
+        """Whether a gradient that comes back along one of these edges may be laid out unusually."""
+        return any(not self.types[edge.dst.node].tidy_gradients for edge in self.liveness.edges(edges))
+
+    def _arrive(self, channel: Channel) -> None:
+        reads, live = self.program.reads, self.liveness.edges(channel.edges)
+        plain = self._slot()
+        for edge in channel.edges:
+            reads[edge.index] = plain
+        if not live:
+            self.program.arrivals.append(Arrival(channel, plain, ()))
+        elif channel.presum:
+            leaf = self._slot()
+            if len(live) >= 3:
+                self._fork(channel.port.node, leaf, [[edge] for edge in live])
+            else:
+                for edge in live:
+                    reads[edge.index] = leaf
+            self.program.arrivals.append(Arrival(channel, plain, (leaf,)))
+        else:
+            leaves = []
+            for edge in live:
+                reads[edge.index] = self._slot()
+                leaves.append(reads[edge.index])
+            self.program.arrivals.append(Arrival(channel, plain, tuple(leaves)))
+
+    def _fork(self, node: NodeId, slot: int, groups: Sequence[Sequence[Edge]]) -> list[int]:
+        count = len(groups)
+        branches = [self._slot() for _ in groups]
+        self.program.ops.append(Op(node, lambda value: fork(value, count), (slot,), tuple(branches), (), is_fork=True))
+        for branch, group in zip(branches, groups, strict=True):
+            for edge in group:
+                if edge.dst.node in self.members:
+                    self.program.reads[edge.index] = branch
+        return branches
+
+    def _compute(self, node: Node) -> None:
+        kind, program = self.types[node.id], self.program
+        by_port = {edge.dst.port: edge for edge in self.into[node.id]}
+        edges = self.into[node.id] if kind.variadic else [by_port[port] for port in kind.inputs(node.params)]
+        ports = kind.outputs(node.params)
+        outs = tuple(self._slot() for _ in ports)
+        call = self.modules[node.id].bind()
+        if not kind.tidy_output:
+            call = _tidied(call) if len(ports) == 1 else _tidied_all(call)
+        op = Op(node.id, call, tuple(program.reads[edge.index] for edge in edges), outs, tuple(ports))
+        program.ops.append(op)
+        hooks = []
+        for name, slot in zip(ports, outs, strict=True):
+            port = PortRef(node.id, name)
+            program.ports[port] = slot
+            if self._leave(port, slot):
+                hooks.append(slot)
+        op.hooks = tuple(hooks)
+
+    def _leave(self, port: PortRef, slot: int) -> bool:
+        """Connect a new value with its readers; whether gradients that reach it must be made tidy."""
+        program, readers = self.program, self.readers.get(port, [])
+        channel_of = {edge.index: channel for channel in self.outs if channel.port == port for edge in channel.edges}
+        groups: list[list[Edge]] = []
+        owner: list[Channel | None] = []
+        presummed: dict[int, int] = {}
+        for edge in readers:
+            if edge.dst.node in self.members:
+                program.reads[edge.index] = slot
+            if edge.index not in self.liveness.live:
+                continue
+            channel = channel_of.get(edge.index)
+            if channel is not None and channel.presum:
+                if channel.index in presummed:
+                    groups[presummed[channel.index]].append(edge)
+                    continue
+                presummed[channel.index] = len(groups)
+            groups.append([edge])
+            owner.append(channel)
+        branches = self._fork(port.node, slot, groups) if len(groups) >= 3 else [slot] * len(groups)
+        for channel in self.outs:
+            if channel.port == port:
+                roots = tuple(
+                    branch for branch, by in zip(branches, owner, strict=True) if by is not None and by is channel
+                )
+                program.departures.append(Departure(channel, slot, roots))
+        mine = [edge for edge in readers if edge.dst.node in self.members]
+        return len(groups) < 3 and self._untidy(mine)
+
+
+def _tidied(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda *inputs: tidy(call(*inputs))
+
+
+def _tidied_all(call: Callable[..., Sequence[Tensor]]) -> Callable[..., list[Tensor]]:
+    return lambda *inputs: [tidy(value) for value in call(*inputs)]
+
+
+def _fuse(program: Program) -> list[Op]:
+    """The operations with runs of one-input, one-output ones joined where only the next one reads the value."""
+    uses: dict[int, int] = {}
+    for op in program.ops:
+        for slot in op.ins:
+            uses[slot] = uses.get(slot, 0) + 1
+    kept = program.kept | {slot for leave in program.departures for slot in (leave.plain, *leave.roots)}
+    fused: list[Op] = []
+    for op in program.ops:
+        last = fused[-1] if fused else None
+        simple = len(op.ins) == 1 and len(op.outs) == 1 and not op.is_fork
+        if (
+            last is not None
+            and simple
+            and not last.hooks
+            and last.chain
+            and last.outs == op.ins
+            and uses[op.ins[0]] == 1
+            and op.ins[0] not in kept
+        ):
+            fused[-1] = Op(last.node, last.call, last.ins, op.outs, op.ports, op.hooks, (*last.chain, op.call))
+        else:
+            chain = (op.call,) if simple else ()
+            fused.append(Op(op.node, op.call, op.ins, op.outs, op.ports, op.hooks, chain))
+    return fused

@@ -77,7 +77,7 @@ def topological(flat: Flat, diagnostics: Diagnostics) -> list[str] | None:
     waiting = dict.fromkeys(place, 0)
     readers: dict[str, list[str]] = {}
     for edge in flat.edges:
-        if edge.src[1]:
+        if edge.src[0] in place:
             waiting[edge.dst[0]] += 1
             readers.setdefault(edge.src[0], []).append(edge.dst[0])
     ready = [place[node] for node, count in waiting.items() if count == 0]

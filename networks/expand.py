@@ -31,6 +31,9 @@ _ENDPOINT = re.compile(r"([a-z0-9][a-z0-9_-]{0,62})(?:\.([a-z0-9_-]{1,63}))?")
 Port = tuple[str, str]
 """A node's id and a port, in one scope or in the flat graph; an input has port ""."""
 
+BROKEN_PORT: Port = ("", "?")
+"""Where a value should come from, but an error that is noted already hides what it is."""
+
 
 @dataclass(slots=True, eq=False)
 class FlatNode:
@@ -188,19 +191,18 @@ class _Compiler:
         for scalar in scope.edges:
             ends = self.chain(scalar)
             complete = complete and ends is not None
-            for left, right in zip(ends or [], (ends or [])[1:], strict=False):
-                source = self.source(left, first=left is (ends or [])[0])
-                if self.is_target(right) and source is not None:
+            for index, right in enumerate((ends or [])[1:]):
+                assert ends is not None
+                source = self.source(ends[index], first=index == 0)
+                target = self.is_target(right)
+                complete = complete and target and source != BROKEN_PORT
+                if target:
                     raw.append((source, right))
-                else:
-                    complete = False
         found = _Compiled(scope)
         self.assign(raw, found, complete)
         for name, scalar in scope.outputs.items():
             if scope.name:
-                port = self.output(scalar)
-                if port is not None:
-                    found.outputs[name] = port
+                found.outputs[name] = self.output(scalar)
         self.check_repeats()
         if complete:
             for name, where in scope.inputs.items():
@@ -240,36 +242,31 @@ class _Compiler:
         self.diagnostics.add(end.where, f"no node or input {where}is called {quote(end.name)}", hint)
         return False
 
-    def source(self, end: _End, *, first: bool) -> Port | None:
+    def source(self, end: _End, *, first: bool) -> Port:
         """The output port (or input of the scope) that an element of a chain stands for as a source."""
         node = self.scope.nodes.get(end.name)
         if node is None:
-            if first and not self.known(end):
-                return None
-            if end.name not in self.scope.inputs:
-                return None
+            if (first and not self.known(end)) or end.name not in self.scope.inputs:
+                return BROKEN_PORT
+            self.read.add(end.name)
             if end.port is not None:
                 self.diagnostics.add(end.where, f"input {quote(end.name)} has no ports", f"write '{end.name}'")
-                return None
-            self.read.add(end.name)
+                return BROKEN_PORT
             return end.name, ""
         ports = output_ports(node)
         if ports is None:
-            return None
+            return BROKEN_PORT
         port = end.port
         if not first and port is not None and self.is_input_port(node, port):
             port = None
         if port is not None:
-            if port in ports:
-                return node.id, port
-            if first:
+            if port not in ports and first:
                 self.unknown_port(end, "output", ports)
-            return None
-        if len(ports) == 1:
-            return node.id, ports[0]
-        listed = ", ".join(f"{node.id}.{name}" for name in ports[:8])
-        self.diagnostics.add(end.where, f"{quote(node.id)} has several outputs", f"say which: {listed}")
-        return None
+            return (node.id, port) if port in ports else BROKEN_PORT
+        if len(ports) > 1:
+            listed = ", ".join(f"{node.id}.{name}" for name in ports[:8])
+            self.diagnostics.add(end.where, f"{quote(node.id)} has several outputs", f"say which: {listed}")
+        return (node.id, ports[0]) if len(ports) == 1 else BROKEN_PORT
 
     def is_input_port(self, node: NodeDef, port: str) -> bool:
         ports = input_ports(node)
@@ -364,16 +361,16 @@ class _Compiler:
                 hint = f"add an edge such as '… -> {node.id}.{missing[0]}'"
             self.diagnostics.add(_id_place(node), text, hint)
 
-    def output(self, scalar: Scalar) -> Port | None:
+    def output(self, scalar: Scalar) -> Port:
         """The port that a block's output names."""
         match = _ENDPOINT.fullmatch(scalar.text.strip())
         if match is None:
             self.diagnostics.add(scalar, f"{quote(scalar.text)} is not a node", "write NODE or NODE.PORT")
-            return None
+            return BROKEN_PORT
         end = _End(match[1], match[2], Spot(scalar.source, scalar.line, scalar.column + scalar.quoted))
         if end.name in self.scope.inputs:
             self.diagnostics.add(scalar, f"output {quote(end.name)} is an input", "name a node")
-            return None
+            return BROKEN_PORT
         return self.source(end, first=True)
 
     def check_repeats(self) -> None:
@@ -418,8 +415,6 @@ class _Writer:
         own: list[FlatEdge] = []
         for link in mine.links:
             source = self.resolve(scope, prefix, link.src, inputs)
-            if source is None:
-                continue
             node, port = link.dst
             if scope.nodes[node].block is not None:
                 driven.setdefault(node, {})[port] = source
@@ -431,25 +426,24 @@ class _Writer:
                 for copy in copies(definition, prefix):
                     self.write(definition.block, copy, (copy, *scopes), feeds)
                     last = self.resolve_output(definition.block, copy, [*definition.block.outputs][:1])
-                    feeds = dict.fromkeys(definition.block.inputs, last) if last is not None else {}
-            elif definition.entry is not None:
-                entry = definition.entry
+                    feeds = dict.fromkeys(definition.block.inputs, last)
+            else:
+                kind = definition.entry.type if definition.entry is not None else ""
+                tie = definition.entry.tie if definition.entry is not None else None
                 node_id = prefix + definition.id
-                self.flat.nodes.append(
-                    FlatNode(node_id, entry.type, definition.params, definition.where, entry.tie, scopes)
-                )
+                self.flat.nodes.append(FlatNode(node_id, kind, definition.params, definition.where, tie, scopes))
         self.flat.edges += own
 
-    def resolve(self, scope: ScopeDef, prefix: str, port: Port, inputs: dict[str, Port]) -> Port | None:
-        """The flat port of a port of a scope's copy; None where it is missing because of an error."""
+    def resolve(self, scope: ScopeDef, prefix: str, port: Port, inputs: dict[str, Port]) -> Port:
+        """The flat port of a port of a scope's copy."""
         name, output = port
-        if name in scope.inputs:
-            return inputs.get(name)
+        if port == BROKEN_PORT or name in scope.inputs:
+            return inputs.get(name, BROKEN_PORT)
         return flat_port(scope.nodes[name], prefix, output, self.compiled)
 
-    def resolve_output(self, block: ScopeDef, copy: str, names: list[str]) -> Port | None:
-        port = self.compiled[block.name].outputs.get(names[0]) if names else None
-        return flat_port(block.nodes[port[0]], copy, port[1], self.compiled) if port is not None else None
+    def resolve_output(self, block: ScopeDef, copy: str, names: list[str]) -> Port:
+        port = self.compiled[block.name].outputs.get(names[0], BROKEN_PORT) if names else BROKEN_PORT
+        return port if port == BROKEN_PORT else flat_port(block.nodes[port[0]], copy, port[1], self.compiled)
 
 
 def copies(node: NodeDef, prefix: str) -> Iterator[str]:
@@ -462,12 +456,12 @@ def copies(node: NodeDef, prefix: str) -> Iterator[str]:
             yield f"{prefix}{node.id}.{number}."
 
 
-def flat_port(node: NodeDef, prefix: str, port: str, compiled: dict[str, _Compiled]) -> Port | None:
+def flat_port(node: NodeDef, prefix: str, port: str, compiled: dict[str, _Compiled]) -> Port:
     """The flat port that gives a node's output: for a block, that of its last copy."""
     while node.block is not None:
-        inner = compiled[node.block.name].outputs.get(port)
-        if inner is None:
-            return None
+        inner = compiled[node.block.name].outputs.get(port, BROKEN_PORT)
+        if inner == BROKEN_PORT:
+            return BROKEN_PORT
         *_, prefix = copies(node, prefix)
         node, port = node.block.nodes[inner[0]], inner[1]
     return prefix + node.id, port
@@ -491,7 +485,7 @@ def _flat_output(
         diagnostics.add(scalar, f"no node with one output is called {quote(scalar.text)}", hint)
         return None
     port = _Compiler(top, diagnostics).output(scalar)
-    return flat_port(top.nodes[port[0]], "", port[1], compiled) if port is not None else None
+    return flat_port(top.nodes[port[0]], "", port[1], compiled) if port != BROKEN_PORT else None
 
 
 def _definition(block: ScopeDef, node: NodeDef, rest: str) -> NodeDef | None:

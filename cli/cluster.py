@@ -1,6 +1,6 @@
 """A cluster on this machine: one orchestrator and some PNode processes, described by `cluster.json` in a home folder.
 
-The file is written before anything is started and after each start, so whatever dies in between, `down` finds all of it.
+The file is written after each start, so whatever dies later, `down` finds all of it.
 """
 
 from __future__ import annotations

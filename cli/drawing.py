@@ -25,7 +25,7 @@ def graph_record(network: Network) -> dict[str, Any]:
         "vars": dict(network.vars),
         "inputs": {name: str(spec) for name, spec in graph.inputs.items()},
         "outputs": {name: str(port) for name, port in graph.outputs.items()},
-        "parameters": sum(cost.parameter_count for cost in graph.costs.values()),
+        "parameters": network.parameters,
         "forward_flops": sum(cost.forward_flops for cost in graph.costs.values()),
         "nodes": [
             {
@@ -78,7 +78,7 @@ def show_graph(terminal: Terminal, network: Network) -> None:
             )
         )  # fmt: skip
     terminal.table(("node", "type", "from", "gives", "parameters>", "FLOPs>", "out>"), rows)
-    parameters = sum(cost.parameter_count for cost in graph.costs.values())
+    parameters = network.parameters
     forward = sum(cost.forward_flops for cost in graph.costs.values())
     terminal.line(
         f"{units.plural(len(graph.nodes), 'node')}, {units.plural(len(graph.edges), 'edge')}, "

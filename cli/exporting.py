@@ -1,7 +1,7 @@
 """A trained network as a folder: `network.json`, `weights.safetensors`, `tokenizer.json` and a note how to load them.
 
-`network.json` is the network's canonical form, which DCNR reads as it reads YAML. Weights are named `<node>.<parameter>`;
-a tied parameter appears once, under its owner. Optimizer state stays in the store.
+`network.json` is the network's canonical form. Weights are named `<node>.<parameter>`; a tied parameter appears once,
+under its owner. Optimizer state stays in the store.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def export_session(store_url: str, info: SessionInfo, folder: Path) -> Exp
             raise DCNRError(
                 f"{info.session} has saved nothing yet", hint=f"dcnr pause {info.session} saves the step it is in"
             )
-        manifest = await read_manifest(store, head.manifest_key)
+        manifest = await read_manifest(store, prefix, head.manifest_key, head.manifest_digest)
         blobs = Blobs(store)
         network = Network.from_bytes(await blobs.get(manifest.network_digest))
         tokenizer = await blobs.get(info.tokenizer_digest) if info.tokenizer_digest else None
@@ -90,7 +90,7 @@ def write_folder(
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    parameters = sum(cost.parameter_count for cost in network.graph.costs.values())
+    parameters = network.parameters
     (folder / NETWORK).write_bytes(network.to_bytes())
     ordered = {name: weights[name].contiguous() for name in sorted(weights)}
     save_file(ordered, folder / WEIGHTS, metadata={"format": "pt", "network": network.id, **about})

@@ -1,4 +1,4 @@
-"""Watching a session until it ends, pauses, or the watcher goes away; what `train`, `attach`, `demo` and `resume` share.
+"""Watching a session until it rests or the watcher goes away; what `train`, `attach`, `demo` and `resume` share.
 
 The run does not depend on its watcher: Ctrl-C, SIGTERM or a closed terminal only detach. If the orchestrator does not
 answer, the watcher says so, tries again, and gives up at a deadline.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cli.bars import bar
 from wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ def prepare(source: str, overrides: Overrides, terminal: Terminal, *, cache: Pat
         raise UsageError(
             f"{source} names no data to train on", hint="--data python-stdlib, or a train.data section in the file"
         )
-    with terminal.waiting("reading and packing the data") if not terminal.live else packing(terminal) as progress:
-        packed = pack(recipe.data, cache_dir=cache, progress=progress)
+    with bar(terminal) as moved:
+        packed = pack(recipe.data, cache_dir=cache, progress=lambda what, done, of: moved(f"data: {what}", done, of))
     names = {"vocab": packed.vocab} if packed.vocab is not None else {}
     network = load(source, sets=overrides.sets, vars=names)
     return Prepared(network, packed)

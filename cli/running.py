@@ -36,7 +36,7 @@ def on_sigterm() -> None:
 
 
 def run(coroutine: Coroutine[Any, Any, T], *, grace_s: float = GRACE_S) -> T:
-    """Run a coroutine to its end. Ctrl-C or SIGTERM cancels it and leaves it `grace_s` to clean up; a second ends at once.
+    """Run a coroutine. Ctrl-C or SIGTERM cancels it and leaves it `grace_s` to clean up; a second one ends at once.
 
     Raises: KeyboardInterrupt or `Terminated` after a signal, else what the coroutine raises.
     """

@@ -55,7 +55,7 @@ def data_cache() -> Path:
 def describe(prepared: Prepared, terminal: Terminal) -> None:
     """What will be trained on what, in two lines."""
     recipe, graph = prepared.network.recipe, prepared.network.graph
-    parameters = sum(cost.parameter_count for cost in graph.costs.values())
+    parameters = prepared.network.parameters
     terminal.line(f"data     {prepared.packed.info}")
     terminal.line(
         f"network  {prepared.network.id}: {plural(len(graph.nodes), 'VNode')}, {count(parameters)} parameters; "
@@ -91,8 +91,7 @@ async def put_inputs(store_url: str, prepared: Prepared, terminal: Terminal) -> 
     async with store_of(store_url) as store:
         blobs = Blobs(store)
         if not await blobs.has(packed.digest):
-            bytes_ = packed.path.stat().st_size
-            with terminal.waiting(f"uploading {size(bytes_)} of data to {store_url}"):
+            with terminal.waiting(f"uploading {size(packed.size_bytes)} of data to {store_url}"):
                 await blobs.put_file(packed.path)
         if packed.tokenizer_bytes is not None:
             await blobs.put(packed.tokenizer_bytes)
@@ -111,7 +110,7 @@ async def create(client: Client, wish: Wish, prepared: Prepared, terminal: Termi
         new_request_id(),
         prepared.network.id,
         packed.digest,
-        packed.tokenizer_digest or "",
+        packed.tokenizer_digest,
         packed.info,
         recipe.steps,
         recipe.seed,

@@ -138,7 +138,7 @@ def validate(
             results.append({"file": source, "ok": False, "error": str(problem)})
             terminal.error(problem.message, problem.hint)
             continue
-        parameters = sum(cost.parameter_count for cost in network.graph.costs.values())
+        parameters = network.parameters
         results.append({"file": source, "ok": True, "nodes": len(network.graph.nodes), "parameters": parameters})
         terminal.line(
             f"{source}: fine, {plural(len(network.graph.nodes), 'node')}, {count(parameters)} parameters", style="green"

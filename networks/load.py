@@ -6,8 +6,10 @@ vocabulary, if the file uses it, and gives the whole network.
 
 from __future__ import annotations
 
+import gc
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from networks.assemble import Heading, assemble
@@ -81,6 +83,25 @@ def _check(
     source: str | Path, sets: Sequence[str], given: dict[str, VarValue], *, data_known: bool
 ) -> tuple[Graph | None, Document, dict[str, VarValue]]:
     path = locate(source)
+    with _collector_paused():
+        return _check_file(path, sets, given, data_known=data_known)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Trees of many small objects, none of them garbage: Python's cycle collector would walk them in vain."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _check_file(
+    path: Path, sets: Sequence[str], given: dict[str, VarValue], *, data_known: bool
+) -> tuple[Graph | None, Document, dict[str, VarValue]]:
     diagnostics = Diagnostics()
     root = read_root(parse(_read(path), diagnostics), diagnostics)
     apply_sets(root, sets, diagnostics)

@@ -1,0 +1,359 @@
+"""Which PNodes are members, under which incarnation, and whether they live. Pure: time is passed in.
+
+States of a member:
+
+    alive    registered, and a sign of life within the lease
+    suspect  no sign for a lease; a probe is out, nothing is taken from it yet
+    lost     no sign for a lease and a grace, its process was replaced, or the bus gave it up: final
+    gone     it said goodbye: final
+
+Rules:
+
+- An incarnation is granted once and never again: it is larger than any granted or held before, and persisted before
+  the PNode hears of it. The same process (boot) that registers again keeps its incarnation.
+- One id, one holder. A second claim to a held id has the holder probed: an answer within `PROBE_S`, and the newcomer
+  is refused; silence, and the newcomer takes over.
+- While bytes flow from a member (`flows`), it is not lost: a loop that is busy sending is not dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from wire.messages import Goodbye, Heartbeat, PeerRef, Profile, Register, SessionBeat
+
+LEASE_S = 10.0
+PROBE_S = 1.0
+REPORT_EVERY_S = 2.0
+MAX_PNODES = 4096
+
+
+class State(Enum):
+    """See the module's docstring."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    LOST = "lost"
+    GONE = "gone"
+
+
+LIVING = (State.ALIVE, State.SUSPECT)
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.ALIVE: frozenset({State.SUSPECT, State.LOST, State.GONE}),
+    State.SUSPECT: frozenset({State.ALIVE, State.LOST, State.GONE}),
+    State.LOST: frozenset(),
+    State.GONE: frozenset(),
+}
+"""A final member is replaced by a new `Member` with a larger incarnation, never revived."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One incarnation of a PNode."""
+
+    id: str
+    incarnation: int
+    peer: PeerRef
+    profile: Profile
+    since: float
+    """Wall clock of the registration, for people."""
+    seen: float
+    state: State = State.ALIVE
+    sessions: list[SessionBeat] = field(default_factory=list)
+    rss_bytes: int = 0
+    loop_lag_s: float = 0.0
+    compute: str = "idle"
+    compute_s: float = 0.0
+    flowed: float = 0.0
+    """When bytes last arrived from it, as the bus sees it."""
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Persist the incarnation, then answer `Registered` to this peer."""
+
+    request_id: str
+    peer: PeerRef
+    pnode: str
+    incarnation: int
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer `Refused`."""
+
+    request_id: str
+    peer: PeerRef
+    code: str
+    text: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask this process for any answer within `PROBE_S`; then `answered` or `silent` with the same peer."""
+
+    pnode: str
+    peer: PeerRef
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A PNode is a member under a new incarnation."""
+
+    pnode: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """An incarnation is final: lost or gone. The link to it can be forgotten."""
+
+    pnode: str
+    incarnation: int
+    peer: PeerRef
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line for the log."""
+
+    text: str
+
+
+Command = Grant | Refuse | Probe | Joined | Lost | Note
+
+
+@dataclass(slots=True)
+class _Claim:
+    """A newcomer that waits for the probe of the holder."""
+
+    message: Register
+    peer: PeerRef
+    deadline: float
+
+
+class Membership:
+    """All members. Every method takes the time (a monotonic clock) and gives commands to carry out in order."""
+
+    def __init__(self, *, lease_s: float = LEASE_S, granted: Mapping[str, int] | None = None) -> None:
+        self.lease_s = lease_s
+        self.grace_s = lease_s / 2
+        self.members: dict[str, Member] = {}
+        self._granted = dict(granted or {})
+        self._claims: dict[str, _Claim] = {}
+        self._probing: dict[str, float] = {}
+
+    # ------------------------------------------------------------ questions
+
+    def living(self) -> list[Member]:
+        """Members that may be given work, by id."""
+        return [self.members[name] for name in sorted(self.members) if self.members[name].state is State.ALIVE]
+
+    def find(self, pnode: str) -> Member | None:
+        """The newest incarnation of that PNode."""
+        return self.members.get(pnode)
+
+    def current(self, pnode: str, peer: PeerRef) -> Member | None:
+        """The living member whose process this is, or None: what a replaced process says counts for nothing."""
+        member = self.members.get(pnode)
+        if member is None or member.state not in LIVING or member.peer.boot != peer.boot:
+            return None
+        return member
+
+    def by_peer(self, peer: PeerRef) -> Member | None:
+        """The living member whose process this is."""
+        return self.current(peer.id, peer)
+
+    @property
+    def granted(self) -> dict[str, int]:
+        """The highest incarnation ever granted, by PNode."""
+        return dict(self._granted)
+
+    def next_deadline(self) -> float:
+        """When `tick` next has something to do."""
+        times = [claim.deadline for claim in self._claims.values()]
+        for member in self.members.values():
+            if member.state is State.ALIVE:
+                times.append(member.seen + self.lease_s)
+            elif member.state is State.SUSPECT:
+                times.append(max(member.seen + self.lease_s + self.grace_s, member.flowed + self.lease_s))
+        return min(times, default=float("inf"))
+
+    # ------------------------------------------------------------ events
+
+    def register(self, message: Register, sender: PeerRef, now: float, wall: float) -> list[Command]:
+        """A PNode asks to be a member."""
+        peer = PeerRef(message.peer.id, message.peer.boot or sender.boot, message.peer.addresses or sender.addresses)
+        if peer.boot != sender.boot or sender.id != message.pnode:
+            text = f"{sender.id} (boot {sender.boot}) asked to be registered as {message.pnode} (boot {peer.boot})"
+            return [Refuse(message.request_id, sender, "identity", text, "a PNode registers itself")]
+        holder = self.members.get(message.pnode)
+        if holder is None and len(self.members) >= MAX_PNODES:
+            text = f"this orchestrator knows {MAX_PNODES} PNodes already"
+            return [Refuse(message.request_id, sender, "full", text, "")]
+        if holder is not None and holder.state in LIVING:
+            if holder.peer.boot == peer.boot:
+                holder.peer, holder.profile = peer, message.profile
+                return [*self._sign(holder, now), self._grant(message, peer, fresh=False)]
+            return self._claim(message, peer, holder, now)
+        return self._admit(message, peer, now, wall)
+
+    def beat(self, message: Heartbeat, sender: PeerRef, now: float) -> tuple[bool, list[Command]]:
+        """A report. False: unknown or replaced, it has to register again."""
+        member = self.current(message.pnode, sender)
+        if member is None or member.incarnation != message.incarnation:
+            return False, []
+        commands = self._sign(member, now)
+        member.sessions = list(message.sessions)
+        member.rss_bytes, member.loop_lag_s = message.rss_bytes, message.loop_lag_s
+        member.compute, member.compute_s = message.compute, message.compute_s
+        return True, commands
+
+    def heard(self, sender: PeerRef, now: float) -> list[Command]:
+        """Any message of a member is a sign of life."""
+        member = self.by_peer(sender)
+        return self._sign(member, now) if member is not None else []
+
+    def flows(self, pnode: str, now: float) -> None:
+        """Bytes arrived from that member, though no whole message did."""
+        if (member := self.members.get(pnode)) is not None:
+            member.flowed = max(member.flowed, now)
+
+    def left(self, message: Goodbye, sender: PeerRef, now: float, wall: float) -> list[Command]:
+        """A member ends in good order."""
+        member = self.current(message.pnode, sender)
+        if member is None or member.incarnation != message.incarnation:
+            return []
+        return [*self._end(member, State.GONE, "it said goodbye"), *self._decide(member.id, now, wall)]
+
+    def lost_peer(self, peer: PeerRef, reason: str, now: float, wall: float) -> list[Command]:
+        """The bus gave that process up for good."""
+        member = self.members.get(peer.id)
+        if member is None or member.state not in LIVING or member.peer.boot != peer.boot:
+            return []
+        return [*self._end(member, State.LOST, reason), *self._decide(member.id, now, wall)]
+
+    def answered(self, pnode: str, peer: PeerRef, now: float, wall: float) -> list[Command]:
+        """The probed process answered."""
+        self._probing.pop(pnode, None)
+        member = self.current(pnode, peer)
+        if member is None:
+            return self._decide(pnode, now, wall)
+        commands = self._sign(member, now)
+        claim = self._claims.pop(pnode, None)
+        if claim is not None:
+            text = f"id {pnode} is already held by {_address(member.peer)}, since {_clock(member.since)}"
+            hint = f"choose another --name, or end that PNode; it runs on {member.profile.host}"
+            commands.append(Refuse(claim.message.request_id, claim.peer, "held", text, hint))
+        return commands
+
+    def silent(self, pnode: str, peer: PeerRef, now: float, wall: float) -> list[Command]:
+        """The probed process did not answer in time. It loses its id only if somebody else claims it."""
+        self._probing.pop(pnode, None)
+        member = self.current(pnode, peer)
+        if member is None or pnode not in self._claims:
+            return self._decide(pnode, now, wall)
+        reason = f"it did not answer within {PROBE_S:.0f} s, and {_address(self._claims[pnode].peer)} claims its id"
+        return [*self._end(member, State.LOST, reason), *self._decide(pnode, now, wall)]
+
+    def tick(self, now: float, wall: float) -> list[Command]:
+        """Time passed."""
+        commands: list[Command] = []
+        for pnode, claim in list(self._claims.items()):
+            if now >= claim.deadline and (member := self.members.get(pnode)) is not None:
+                commands += self.silent(pnode, member.peer, now, wall)
+        for member in list(self.members.values()):
+            quiet = now - member.seen
+            if member.state is State.ALIVE and quiet >= self.lease_s:
+                _move(member, State.SUSPECT)
+                commands.append(Note(f"{member.id} is suspected: no sign of life for {quiet:.0f} s"))
+                commands += self._probe(member, now)
+            elif member.state is State.SUSPECT and quiet >= self.lease_s + self.grace_s:
+                if now - member.flowed < self.lease_s:
+                    continue
+                commands += self._end(member, State.LOST, f"no sign of life for {quiet:.0f} s")
+                commands += self._decide(member.id, now, wall)
+        return commands
+
+    # ------------------------------------------------------------ inside
+
+    def _claim(self, message: Register, peer: PeerRef, holder: Member, now: float) -> list[Command]:
+        waiting = self._claims.get(message.pnode)
+        if waiting is not None and waiting.peer.boot != peer.boot:
+            text = (
+                f"id {message.pnode} is held by {_address(holder.peer)} and already claimed by {_address(waiting.peer)}"
+            )
+            return [Refuse(message.request_id, peer, "held", text, "choose another --name")]
+        deadline = waiting.deadline if waiting is not None else now + 2 * PROBE_S
+        self._claims[message.pnode] = _Claim(message, peer, deadline)
+        return self._probe(holder, now)
+
+    def _probe(self, member: Member, now: float) -> list[Command]:
+        if self._probing.get(member.id, -1e9) > now - PROBE_S:
+            return []
+        self._probing[member.id] = now
+        return [Probe(member.id, member.peer)]
+
+    def _decide(self, pnode: str, now: float, wall: float) -> list[Command]:
+        """The id is free: whoever waits for it gets it."""
+        member = self.members.get(pnode)
+        if member is not None and member.state in LIVING:
+            return []
+        claim = self._claims.pop(pnode, None)
+        return self._admit(claim.message, claim.peer, now, wall) if claim is not None else []
+
+    def _admit(self, message: Register, peer: PeerRef, now: float, wall: float) -> list[Command]:
+        before = self.members.get(message.pnode)
+        same = before is not None and before.peer.boot == peer.boot
+        known = self._granted.get(message.pnode, 0)
+        # A process that outlived the orchestrator (or the link to it) keeps the number that nobody else was given.
+        keeps = message.held > 0 and message.held >= known and not same
+        incarnation = message.held if keeps else max(known, message.held) + 1
+        self._granted[message.pnode] = incarnation
+        self.members[message.pnode] = Member(message.pnode, incarnation, peer, message.profile, wall, now)
+        return [self._grant(message, peer, fresh=True), Joined(message.pnode, incarnation)]
+
+    def _grant(self, message: Register, peer: PeerRef, *, fresh: bool) -> Grant:
+        return Grant(message.request_id, peer, message.pnode, self.members[message.pnode].incarnation, fresh)
+
+    def _sign(self, member: Member, now: float) -> list[Command]:
+        member.seen = max(member.seen, now)
+        if member.state is State.SUSPECT:
+            _move(member, State.ALIVE)
+            return [Note(f"{member.id} is alive again")]
+        return []
+
+    def _end(self, member: Member, state: State, reason: str) -> list[Command]:
+        _move(member, state)
+        member.sessions = []
+        return [Lost(member.id, member.incarnation, member.peer, reason)]
+
+
+def _move(member: Member, state: State) -> None:
+    if state not in TRANSITIONS[member.state]:
+        raise AssertionError(f"{member.id} can't go from {member.state.value} to {state.value}")
+    member.state = state
+
+
+def _address(peer: PeerRef) -> str:
+    return ", ".join(peer.addresses) or f"{peer.id} (no address)"
+
+
+def _clock(wall: float) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def beats_of(members: Iterable[Member], session: str) -> list[tuple[Member, SessionBeat]]:
+    """What the members say about a session."""
+    return [(member, beat) for member in members for beat in member.sessions if beat.session == session]

@@ -1,0 +1,87 @@
+"""What the orchestrator stores about networks and sessions, as small JSON objects in the store.
+
+They are the truth; the SQLite registry is an index of them. Layout: `registry/networks/<network>.json`,
+`registry/sessions/<session>.json`, `registry/term.json`, `registry/incarnations.json`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from storage.keys import check_id
+
+REGISTRY_PREFIX = "registry/"
+
+
+class NetworkRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A network in the registry; its bytes are the blob `digest`."""
+
+    network: str
+    digest: str
+    vnodes: int
+    parameters: int
+    created: float
+    trainable: bool = True
+    version: int = 1
+
+
+class SessionRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """A session: what it was asked to be, and where it stands. Written at each change of state and each deployment."""
+
+    session: str
+    network: str
+    network_digest: str
+    data_digest: str
+    tokenizer_digest: str
+    data: str
+    steps: int
+    seed: int
+    checkpoint_every: int
+    keep: int
+    trace: bool
+    tag: str
+    created: float
+    until: int = 0
+    pnodes: int = 0
+    wanted: dict[str, str] = {}
+    state: str = "created"
+    epoch: int = 0
+    step: int = 0
+    loss: float = 0.0
+    committed: int = 0
+    final_hash: str = ""
+    error: str = ""
+    hint: str = ""
+    bit_exact: str = ""
+    version: int = 1
+
+
+class TermRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The cluster's id and its term: who wrote it last is the orchestrator."""
+
+    cluster: str
+    term: int
+    version: int = 1
+
+
+class IncarnationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The highest incarnation granted, by PNode."""
+
+    granted: dict[str, int]
+    version: int = 1
+
+
+TERM_KEY = f"{REGISTRY_PREFIX}term.json"
+INCARNATIONS_KEY = f"{REGISTRY_PREFIX}incarnations.json"
+NETWORKS_PREFIX = f"{REGISTRY_PREFIX}networks/"
+SESSIONS_PREFIX = f"{REGISTRY_PREFIX}sessions/"
+
+
+def network_key(network: str) -> str:
+    """Where a network's record is."""
+    return f"{NETWORKS_PREFIX}{check_id(network, 'network id')}.json"
+
+
+def session_key(session: str) -> str:
+    """Where a session's record is."""
+    return f"{SESSIONS_PREFIX}{check_id(session, 'session id')}.json"

@@ -48,13 +48,13 @@ class PeerRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 # ---------------------------------------------------------------- answers to any request
 
 
-class Ok(Message, tag="ok"):
+class Ok(Message, tag="ok", frozen=True):
     """The request was carried out. A body, where there is one, is frame 0: msgpack of the type that docs name."""
 
     request_id: str
 
 
-class Refused(Message, tag="refused"):
+class Refused(Message, tag="refused", frozen=True):
     """The request was not carried out: a stable code, a sentence for a person, and the next step."""
 
     request_id: str
@@ -81,7 +81,7 @@ class Profile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     version: str  # of DCNR
 
 
-class Register(Message, tag="register"):
+class Register(Message, tag="register", frozen=True):
     """A PNode asks to be a member. `nonce` is its boot number; `held` the incarnation it had before, or 0."""
 
     request_id: str
@@ -91,7 +91,7 @@ class Register(Message, tag="register"):
     held: int = 0
 
 
-class Registered(Message, tag="registered"):
+class Registered(Message, tag="registered", frozen=True):
     """The PNode is a member: its incarnation, the orchestrator's term, its lease, the store and cluster id."""
 
     request_id: str
@@ -114,7 +114,7 @@ class SessionBeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     waiting_s: float
 
 
-class Heartbeat(Message, tag="heartbeat"):
+class Heartbeat(Message, tag="heartbeat", frozen=True):
     """Every 2 s: the PNode lives; how it is; what each of its sessions does."""
 
     pnode: str
@@ -127,7 +127,7 @@ class Heartbeat(Message, tag="heartbeat"):
     compute_s: float  # how long the running action has taken so far
 
 
-class HeartbeatAck(Message, tag="heartbeat_ack"):
+class HeartbeatAck(Message, tag="heartbeat_ack", frozen=True):
     """`known` false: register again."""
 
     incarnation: int
@@ -135,7 +135,7 @@ class HeartbeatAck(Message, tag="heartbeat_ack"):
     known: bool
 
 
-class Goodbye(Message, tag="goodbye"):
+class Goodbye(Message, tag="goodbye", frozen=True):
     """The PNode ends in good order."""
 
     pnode: str
@@ -145,7 +145,7 @@ class Goodbye(Message, tag="goodbye"):
 # ---------------------------------------------------------------- deployment and runs: orchestrator -> PNode
 
 
-class Prepare(Message, tag="prepare"):
+class Prepare(Message, tag="prepare", frozen=True):
     """First phase: build the VNodes of this epoch (and load their state), but start nothing.
 
     Frame 0 holds the `Deployment` (msgpack), which may be larger than a header.
@@ -180,7 +180,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trace: bool = False  # write parameters and gradients of every step below store_prefix (dcnr verify)
 
 
-class StartRun(Message, tag="start_run"):
+class StartRun(Message, tag="start_run", frozen=True):
     """Second phase: run until `until` steps are applied (or the next hold), then hold."""
 
     request_id: str
@@ -190,7 +190,7 @@ class StartRun(Message, tag="start_run"):
     until: int
 
 
-class HoldRun(Message, tag="hold_run"):
+class HoldRun(Message, tag="hold_run", frozen=True):
     """To the PNode of the loss: let the next verdict say hold (and save, for a checkpoint there)."""
 
     request_id: str
@@ -200,7 +200,7 @@ class HoldRun(Message, tag="hold_run"):
     save: bool
 
 
-class Release(Message, tag="release"):
+class Release(Message, tag="release", frozen=True):
     """Forget this session's VNodes and free their memory."""
 
     request_id: str
@@ -209,7 +209,7 @@ class Release(Message, tag="release"):
     term: int
 
 
-class InspectRun(Message, tag="inspect_run"):
+class InspectRun(Message, tag="inspect_run", frozen=True):
     """Ask a PNode about its VNodes. Ok's body: list[VNodeReport]."""
 
     request_id: str
@@ -237,7 +237,7 @@ class VNodeReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # ---------------------------------------------------------------- data plane: PNode <-> PNode
 
 
-class Hop(Message, tag="hop"):
+class Hop(Message, tag="hop", frozen=True):
     """One activation (forward) or its gradient (backward) of one microbatch on one channel; tensors are the frames.
 
     Known by (session, epoch, replica, step, microbatch, channel, direction). A backward hop answers the forward hop's
@@ -259,7 +259,7 @@ class Hop(Message, tag="hop"):
     tensors: list[TensorMeta]
 
 
-class TieGradient(Message, tag="tie_gradient"):
+class TieGradient(Message, tag="tie_gradient", frozen=True):
     """The gradient that one other use of a tied parameter gathered over a step; to the parameter's owner."""
 
     lane: ClassVar[int] = BACKWARD
@@ -272,7 +272,7 @@ class TieGradient(Message, tag="tie_gradient"):
     tensors: list[TensorMeta]
 
 
-class TieVersion(Message, tag="tie_version"):
+class TieVersion(Message, tag="tie_version", frozen=True):
     """The owner's parameter after U(step), to a PNode that uses it."""
 
     lane: ClassVar[int] = FORWARD
@@ -284,7 +284,7 @@ class TieVersion(Message, tag="tie_version"):
     tensors: list[TensorMeta]
 
 
-class GradientReport(Message, tag="gradient_report"):
+class GradientReport(Message, tag="gradient_report", frozen=True):
     """Squared gradient norms of one step, one per trainable tensor, and whether all is finite; to the loss's PNode.
 
     `norms`: [index of the parameter in network order, sum of squares of the gradient summed over the microbatches].
@@ -300,7 +300,7 @@ class GradientReport(Message, tag="gradient_report"):
     culprit: str  # first VNode in network order with a value that is not finite, or ""
 
 
-class Verdict(Message, tag="verdict"):
+class Verdict(Message, tag="verdict", frozen=True):
     """The loss's PNode decides U(step) for all: apply with this scale, or not at all.
 
     `scale` = clip coefficient / targets. `hold`: stop after this step. `save`: this step is a cut to save.
@@ -335,7 +335,7 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     ids_digest: str  # digest of the sample ids of this step, "" if not traced
 
 
-class Progress(Message, tag="progress"):
+class Progress(Message, tag="progress", frozen=True):
     """Steps applied since the last report; sent at most every 0.2 s."""
 
     session: str
@@ -345,7 +345,7 @@ class Progress(Message, tag="progress"):
     steps: list[StepReport]
 
 
-class PartsSaved(Message, tag="parts_saved"):
+class PartsSaved(Message, tag="parts_saved", frozen=True):
     """This PNode's parts of the cut at `step` are in the store. Frame 0: msgpack of list[Part]."""
 
     session: str
@@ -364,7 +364,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     size_bytes: int
 
 
-class Committed(Message, tag="committed"):
+class Committed(Message, tag="committed", frozen=True):
     """Orchestrator -> PNodes: the cut at `step` is durable."""
 
     session: str
@@ -373,7 +373,7 @@ class Committed(Message, tag="committed"):
     step: int
 
 
-class RunHeld(Message, tag="run_held"):
+class RunHeld(Message, tag="run_held", frozen=True):
     """This PNode's share holds after `step`: the target was reached, or a verdict said hold."""
 
     session: str
@@ -383,7 +383,7 @@ class RunHeld(Message, tag="run_held"):
     pnode: str
 
 
-class RunFailed(Message, tag="run_failed"):
+class RunFailed(Message, tag="run_failed", frozen=True):
     """The run can't go on here, and why."""
 
     session: str
@@ -399,7 +399,7 @@ class RunFailed(Message, tag="run_failed"):
 # ---------------------------------------------------------------- inference: client -> input stages -> … -> client
 
 
-class InferInput(Message, tag="infer_input"):
+class InferInput(Message, tag="infer_input", frozen=True):
     """A forward request for the VNodes of one session. Sent by the client to every PNode that reads an input or gives
     an output.
 
@@ -423,7 +423,7 @@ class InferInput(Message, tag="infer_input"):
     cache: bool = False
 
 
-class InferHop(Message, tag="infer_hop"):
+class InferHop(Message, tag="infer_hop", frozen=True):
     """An activation of a forward request on its way to another stage."""
 
     lane: ClassVar[int] = FORWARD
@@ -436,7 +436,7 @@ class InferHop(Message, tag="infer_hop"):
     tensors: list[TensorMeta]
 
 
-class InferOutput(Message, tag="infer_output"):
+class InferOutput(Message, tag="infer_output", frozen=True):
     """One output of the network for the client. `count`: targets, where the output is the loss."""
 
     lane: ClassVar[int] = BACKWARD
@@ -448,7 +448,7 @@ class InferOutput(Message, tag="infer_output"):
     tensors: list[TensorMeta]
 
 
-class InferFailed(Message, tag="infer_failed"):
+class InferFailed(Message, tag="infer_failed", frozen=True):
     """The request can't be answered, and why."""
 
     request_id: str
@@ -460,7 +460,7 @@ class InferFailed(Message, tag="infer_failed"):
     hint: str = ""
 
 
-class InferEnd(Message, tag="infer_end"):
+class InferEnd(Message, tag="infer_end", frozen=True):
     """The client is done: free this request's KV cache."""
 
     request_id: str
@@ -574,32 +574,32 @@ class PlanInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reasons: list[str]
 
 
-class AskCluster(Message, tag="ask_cluster"):
+class AskCluster(Message, tag="ask_cluster", frozen=True):
     """Body: ClusterInfo."""
 
     request_id: str
 
 
-class ListPNodes(Message, tag="list_pnodes"):
+class ListPNodes(Message, tag="list_pnodes", frozen=True):
     """Body: list[PNodeInfo]."""
 
     request_id: str
 
 
-class ListNetworks(Message, tag="list_networks"):
+class ListNetworks(Message, tag="list_networks", frozen=True):
     """Body: list[NetworkInfo]."""
 
     request_id: str
 
 
-class ListSessions(Message, tag="list_sessions"):
+class ListSessions(Message, tag="list_sessions", frozen=True):
     """Body: list[SessionInfo]; of one network, or all ("")."""
 
     request_id: str
     network: str = ""
 
 
-class PutNetwork(Message, tag="put_network"):
+class PutNetwork(Message, tag="put_network", frozen=True):
     """Register a network under its id; frame 0 is `Network.to_bytes()`. Body: NetworkInfo.
 
     `replace` false: a different network under the same id is refused.
@@ -610,7 +610,7 @@ class PutNetwork(Message, tag="put_network"):
     replace: bool = False
 
 
-class PlanNetwork(Message, tag="plan_network"):
+class PlanNetwork(Message, tag="plan_network", frozen=True):
     """Place a registered network without deploying it. `pnodes` 0: as many as are best. Body: PlanInfo."""
 
     request_id: str
@@ -618,7 +618,7 @@ class PlanNetwork(Message, tag="plan_network"):
     pnodes: int = 0
 
 
-class CreateSession(Message, tag="create_session"):
+class CreateSession(Message, tag="create_session", frozen=True):
     """Create a session and, with `start`, run it. Body: SessionInfo.
 
     `until` 0: to the end. `placement` empty: the planner's. `name` empty: `<network>-<n>`.
@@ -642,7 +642,7 @@ class CreateSession(Message, tag="create_session"):
     tag: str = ""  # free text kept with the session, such as "demo"
 
 
-class ActOnSession(Message, tag="act_on_session"):
+class ActOnSession(Message, tag="act_on_session", frozen=True):
     """action: start | pause | resume | stop | deploy | undeploy | remove. Body: SessionInfo.
 
     start, resume: run until `until` (0: to the end), from the last checkpoint where it isn't deployed.
@@ -657,7 +657,7 @@ class ActOnSession(Message, tag="act_on_session"):
     placement: dict[str, str] = {}
 
 
-class WatchSession(Message, tag="watch_session"):
+class WatchSession(Message, tag="watch_session", frozen=True):
     """Events after `after`, at once if there are any, else as soon as there is one or `wait_s` is over.
 
     Body: WatchInfo.
@@ -677,21 +677,21 @@ class WatchInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     events: list[SessionEvent]
 
 
-class AskDeployment(Message, tag="ask_deployment"):
+class AskDeployment(Message, tag="ask_deployment", frozen=True):
     """Body: DeploymentInfo; of the session, or of a network's newest deployed session."""
 
     request_id: str
     name: str
 
 
-class InspectSession(Message, tag="inspect_session"):
+class InspectSession(Message, tag="inspect_session", frozen=True):
     """Body: list[VNodeReport], in topological order; the orchestrator asks the PNodes."""
 
     request_id: str
     session: str
 
 
-class RemoveNetwork(Message, tag="remove_network"):
+class RemoveNetwork(Message, tag="remove_network", frozen=True):
     """Delete a network, its sessions and what they stored; refused while one is deployed unless `force`."""
 
     request_id: str
@@ -699,7 +699,7 @@ class RemoveNetwork(Message, tag="remove_network"):
     force: bool = False
 
 
-class CollectGarbage(Message, tag="collect_garbage"):
+class CollectGarbage(Message, tag="collect_garbage", frozen=True):
     """Delete what no head's ancestry names. Body: GarbageInfo."""
 
     request_id: str
@@ -716,7 +716,7 @@ class GarbageInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool
 
 
-class ShutDown(Message, tag="shut_down"):
+class ShutDown(Message, tag="shut_down", frozen=True):
     """End this process in good order (only from loopback)."""
 
     request_id: str

@@ -1,0 +1,534 @@
+"""All links of one process, pure: packets, sends and time in; commands out.
+
+`out` receives the commands; whoever passes it carries them out. Rules:
+
+- A packet is believed only if its source is the one that its connection is bound to, and its destination this boot.
+- Only a Hello or Welcome makes a peer known; data of an unknown boot or stream is dropped and comes again.
+- A boot is lost when another answers in its place, when it says goodbye, when it was silent for too long while
+  something waited for it, or when its frames keep arriving damaged. It is reported once, with the reason. A boot that
+  was replaced or said goodbye is dead: nothing is taken from it any more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from wire.assembly import Assembly, BufferPool
+from wire.codec import (
+    FrameError,
+    HeaderError,
+    MessageError,
+    Payload,
+    check_digests,
+    check_frames,
+    check_outgoing,
+    read_header,
+    read_message,
+    tensor_problem,
+    write_header,
+)
+from wire.commands import Command, Deliver, Lost, Release, Route, Transmit
+from wire.errors import MisuseError
+from wire.ids import checked_id, is_id
+from wire.limits import ADDRESS_CHARS, ADDRESSES, LIMITS, Limits
+from wire.link import Arrival
+from wire.messages import CONTROL, Message, PeerRef, Refused
+from wire.packets import Ack, Bye, Chunk, Data, Gone, Hello, Kind, Linked, Packet, Ping, Welcome
+from wire.peer import Peer, State
+
+Key = tuple[str, int]
+"""(id, boot)."""
+
+
+class Source(NamedTuple):
+    """Whom a packet's connection belongs to: the identity it gave; of a connection we dialled ourselves id "", and
+    whoever answers at that address is believed to be who it says."""
+
+    id: str
+    boot: int
+    lane: int
+
+
+class Endpoint:
+    """The links of the process `me`."""
+
+    def __init__(self, me: PeerRef, limits: Limits = LIMITS) -> None:
+        checked_id(me.id, "peer id")
+        if me.boot <= 0:
+            raise MisuseError("a process needs a boot number above 0", hint="wire.ids.new_boot()")
+        self.me = me
+        self.limits = limits
+        self.counters: Counter[str] = Counter()
+        self.soonest: float | None = None  # no timer is due before
+        self._peers: dict[Key, Peer] = {}
+        self._by_address: dict[str, Peer] = {}  # whoever answers there
+        self._by_stream: dict[int, Peer] = {}
+        self._latest: dict[str, Peer] = {}  # by id
+        self._streams = 0
+        self._timed: dict[Peer, None] = {}  # a dict, because its order does not depend on addresses
+        self._dead: OrderedDict[Key, str] = OrderedDict()
+        self._cursors: OrderedDict[Key, tuple[int, list[int]]] = OrderedDict()
+        self._pool = BufferPool()
+        self._swept_at = 0.0
+
+    # ------------------------------------------------------------ sending
+
+    def send(
+        self,
+        to: PeerRef,
+        message: Message,
+        frames: Sequence[Payload],
+        lane: int | None,
+        now: float,
+        out: list[Command],
+    ) -> None:
+        """Queue a message. Raises `MisuseError`, `QueueFull`."""
+        lane = message.lane if lane is None else lane
+        if frames:
+            frames = [_plain(frame) for frame in frames]
+        sizes = check_outgoing(message, frames, lane)
+        if to.boot == self.me.boot and to.id == self.me.id:
+            out.append(Deliver(self.me, message, [memoryview(frame) for frame in frames]))
+            return
+        peer = self._find(to, now)
+        if peer is None:
+            out.append(Lost(to, self._dead.get((to.id, to.boot), "gone")))
+            return
+        peer.push(message, frames, sizes, lane)
+        self.counters["messages_sent"] += 1
+        if peer.state is State.UP:
+            peer.pump(now, out)
+        elif peer.greeting_since is None:
+            peer.greeting_since = now
+            out.append(peer.hello(now))
+        self._time(peer)
+
+    def _find(self, to: PeerRef, now: float) -> Peer | None:
+        """The peer to send to, made if need be; None if it is a boot that is known to be dead."""
+        if to.boot:
+            found = self._peers.get((to.id, to.boot))
+            if found is not None or (to.id, to.boot) in self._dead:
+                return found
+        elif to.addresses:
+            found = self._by_address.get(to.addresses[0])
+            if found is not None and to.id in ("", found.ref.id):
+                return found
+        else:
+            found = self._latest.get(to.id)
+            if found is not None:
+                return found
+        if not to.addresses:
+            raise MisuseError(f"no address and no link to {to.id or 'an unnamed peer'}")
+        if to.id:
+            checked_id(to.id, "peer id")
+        for address in to.addresses:
+            check_address(address)
+        peer = self._add(PeerRef(to.id, to.boot, list(to.addresses)), now)
+        if not to.boot:
+            self._by_address[to.addresses[0]] = peer
+        return peer
+
+    def _add(self, ref: PeerRef, now: float) -> Peer:
+        self._sweep(now)
+        self._streams += 1
+        peer = Peer(self.me, ref, self._streams, self.limits, now)
+        self._by_stream[peer.stream] = peer
+        if ref.boot:
+            self._enter(peer)
+        return peer
+
+    def _enter(self, peer: Peer) -> None:
+        key = (peer.ref.id, peer.ref.boot)
+        self._peers[key] = peer
+        self._latest[peer.ref.id] = peer
+        stream, positions = self._cursors.pop(key, (0, []))
+        if stream:
+            peer.begin_stream(stream, positions)
+
+    def queued_bytes(self, to: PeerRef) -> int:
+        """Bytes sent to this peer that it has not acknowledged."""
+        peer = self._peer_of(to)
+        return 0 if peer is None else peer.queued_bytes
+
+    def idle(self) -> bool:
+        """Whether everything sent was acknowledged."""
+        return not any(peer.queued_bytes for peer in self._by_stream.values())
+
+    def forget(self, to: PeerRef, out: list[Command]) -> None:
+        """Drop the link to this peer and what is queued for it; what it sends later begins a new link."""
+        peer = self._peer_of(to)
+        if peer is not None:
+            self._drop(peer, out)
+
+    def _peer_of(self, to: PeerRef) -> Peer | None:
+        if to.boot:
+            return self._peers.get((to.id, to.boot))
+        return self._by_address.get(to.addresses[0]) if to.addresses else self._latest.get(to.id)
+
+    def close(self, reason: str, out: list[Command]) -> None:
+        """Say goodbye to everybody."""
+        for peer in list(self._by_stream.values()):
+            if peer.state is State.UP or peer.their_stream:
+                peer.flush(math.inf, out)
+                header = write_header(Kind.BYE, *peer.addressed(), reason[:1000])
+                out.append(Transmit(peer.route, CONTROL, Kind.BYE, (header,)))
+        for peer in list(self._by_stream.values()):
+            self._drop(peer, [])
+
+    # ------------------------------------------------------------ packets that come
+
+    def on_frames(self, source: Source, header: Payload, frames: Sequence[Any], now: float, out: list[Command]) -> None:
+        """One packet from the connection that is bound to `source`."""
+        try:
+            packet = read_header(header)
+        except HeaderError:
+            self.counters["refused_headers"] += 1
+            return
+        bound = packet.src == source.id and packet.src_boot == source.boot
+        if not (bound or not source.id) or not packet.src_boot or not is_id(packet.src):
+            self.counters["refused_sources"] += 1
+            return
+        if isinstance(packet, Linked):
+            peer = self._peers.get((packet.src, packet.src_boot))
+            if packet.dst != self.me.id or packet.dst_boot != self.me.boot:
+                self.counters["refused_destinations"] += 1
+            elif peer is None or packet.stream != peer.their_stream:
+                self.counters["refused_streams"] += 1
+            else:
+                self._linked(peer, packet, frames, now, out)
+        elif frames:
+            self.counters["refused_frames"] += 1
+        elif (packet.src, packet.src_boot) in self._dead:
+            self.counters["refused_dead"] += 1
+        else:
+            self._handshake(packet, now, out)
+
+    def _linked(self, peer: Peer, packet: Linked, frames: Sequence[Any], now: float, out: list[Command]) -> None:
+        peer.heard_at = now
+        if packet.yours == peer.stream:
+            if peer.state is State.GREETING:
+                peer.up(now, out)
+            problem = peer.acknowledged(packet.acks, packet if isinstance(packet, Ack) else None, now, out)
+            if problem:
+                self._lose(peer, problem, out)
+                return
+        if isinstance(packet, Data | Chunk):
+            self._data(peer, packet, frames, now, out)
+        elif frames:
+            self.counters["refused_frames"] += 1
+        elif isinstance(packet, Ping):
+            receiving = peer.receiving[packet.lane]
+            receiving.answer_ping = packet.ping
+            receiving.ack_at = now
+        self._time(peer)
+
+    def _data(self, peer: Peer, packet: Data | Chunk, frames: Sequence[Any], now: float, out: list[Command]) -> None:
+        receiving = peer.receiving[packet.lane]
+        size = sum(map(len, frames))
+        match receiving.arrival(packet.seq, size):
+            case Arrival.DUPLICATE:
+                self.counters["duplicates"] += 1
+                receiving.ack_at = now
+                return
+            case Arrival.TOO_FAR:
+                self.counters["dropped_early"] += 1
+                return
+        described: Sequence[tuple[int, int]]
+        if isinstance(packet, Chunk):
+            described = ((packet.size, packet.digest),)
+        else:
+            described = () if packet.chunks else packet.frames
+        try:
+            check_frames(described, frames)
+        except FrameError:
+            self.counters["refused_frames"] += 1
+            return
+        if not check_digests(described, frames):
+            self.counters["damaged"] += 1
+            if packet.seq not in receiving.damaged:
+                receiving.damaged.append(packet.seq)
+            receiving.ack_at = now
+            return
+        for stored, its_frames in receiving.store(packet.seq, size, (packet, frames), now):
+            self._in_order(peer, stored, its_frames, now, out)
+
+    def _in_order(
+        self, peer: Peer, packet: Data | Chunk, frames: Sequence[Any], now: float, out: list[Command]
+    ) -> None:
+        lane = packet.lane
+        assembly = peer.assembling[lane]
+        if isinstance(packet, Chunk):
+            if assembly is None:
+                self.counters["refused_chunks"] += 1
+                return
+            try:
+                last = assembly.add(packet, frames[0])
+            except FrameError:
+                self.counters["refused_chunks"] += 1
+                peer.assembling[lane] = None
+                return
+            if last:
+                peer.assembling[lane] = None
+                if assembly.message is not None:
+                    self._deliver(peer, assembly.message, assembly.frames, out)
+            return
+        if assembly is not None:
+            self.counters["refused_chunks"] += 1
+            peer.assembling[lane] = None
+        sizes = [size for size, _ in packet.frames]
+        message: Message | None = None
+        try:
+            message = read_message(packet.message)
+            problem = tensor_problem(message, sizes)
+            if problem:
+                raise MessageError(problem)
+            if packet.chunks:
+                peer.assembling[lane] = Assembly(message, sizes, packet.chunks, self._pool)
+                return
+        except (MessageError, FrameError, MemoryError) as error:
+            self.counters["refused_messages"] += 1
+            if packet.chunks:
+                peer.assembling[lane] = Assembly(None, sizes, packet.chunks, self._pool)
+            self._refuse(peer, packet.message, str(error) or "out of memory", now, out)
+            return
+        self._deliver(peer, message, frames, out)
+
+    def _deliver(self, peer: Peer, message: Message, frames: Sequence[Any], out: list[Command]) -> None:
+        self.counters["messages_received"] += 1
+        out.append(Deliver(peer.ref, message, frames))
+
+    def _refuse(self, peer: Peer, fields: Sequence[Any], text: str, now: float, out: list[Command]) -> None:
+        """If what can't be read looks like a request, tell its sender so; never refuse a refusal."""
+        if len(fields) > 1 and type(fields[1]) is str and len(fields[1]) <= 64 and fields[0] != "refused":
+            answer = Refused(fields[1], "unreadable", text, "do both sides run the same version?")
+            self.send(peer.ref, answer, (), None, now, out)
+
+    # ------------------------------------------------------------ handshake
+
+    def _handshake(self, packet: Packet, now: float, out: list[Command]) -> None:
+        key = (packet.src, packet.src_boot)
+        match packet:
+            case Hello() if self._acceptable(packet.me, key):
+                if packet.dst not in ("", self.me.id) or packet.dst_boot not in (0, self.me.boot):
+                    gone = write_header(Kind.GONE, self.me.id, self.me.boot, *key, self.me, packet.stream)
+                    out.append(Transmit(_route(packet.me), CONTROL, Kind.GONE, (gone,)))
+                    return
+                peer = self._peers.get(key)
+                if peer is None:
+                    self._replaced(packet.me, out)
+                    if len(self._peers) >= self.limits.peers:
+                        self.counters["refused_peers"] += 1
+                        return
+                    peer = self._add(packet.me, now)
+                peer.heard_at = now
+                if not peer.ref.addresses and packet.me.addresses:
+                    peer.ref = packet.me
+                if peer.begin_stream(packet.stream, packet.bases):
+                    out.append(peer.welcome())
+                self._time(peer)
+            case Welcome() if self._acceptable(packet.me, key) and packet.dst_boot == self.me.boot:
+                greeted = self._by_stream.get(packet.yours)
+                if greeted is not None:
+                    self._welcomed(greeted, packet, now, out)
+            case Gone() if self._acceptable(packet.me, key) and packet.dst_boot == self.me.boot:
+                greeted = self._by_stream.get(packet.yours)
+                if greeted is not None and (greeted.ref.id, greeted.ref.boot) != key:
+                    self._lose(greeted, _gone_reason(greeted, packet.me), out, dead=greeted.ref.id == packet.me.id)
+            case Bye() if packet.dst_boot == self.me.boot:
+                peer = self._peers.get(key)
+                if peer is not None:
+                    self._lose(peer, f"{packet.src} has closed: {packet.reason}", out, dead=True)
+            case _:
+                self.counters["refused_handshakes"] += 1
+
+    def _acceptable(self, ref: PeerRef, key: Key) -> bool:
+        if (ref.id, ref.boot) != key or len(ref.addresses) > ADDRESSES:
+            return False
+        try:
+            for address in ref.addresses:
+                check_address(address)
+        except MisuseError:
+            return False
+        return True
+
+    def _replaced(self, ref: PeerRef, out: list[Command]) -> None:
+        """A new boot at an address proves that the boot which had it is gone."""
+        taken = set(ref.addresses)
+        for other in list(self._peers.values()):
+            if other.ref.boot != ref.boot and taken.intersection(other.ref.addresses):
+                self._lose(other, f"boot {ref.boot} of {ref.id} has taken its address", out, dead=True)
+
+    def _welcomed(self, peer: Peer, packet: Welcome, now: float, out: list[Command]) -> None:
+        key = (packet.src, packet.src_boot)
+        if peer.ref.boot == 0:
+            if peer.ref.id not in ("", packet.src):
+                self._lose(peer, _gone_reason(peer, packet.me), out)
+                return
+            address = peer.route.address
+            existing = self._peers.get(key)
+            if existing is None:
+                self._replaced(packet.me, out)
+                # The address that answered is the one that works; what it advertises may not be reachable from here.
+                others = [other for other in packet.me.addresses if other != address]
+                peer.ref = PeerRef(packet.src, packet.src_boot, [address, *others])
+                peer.address_index = 0
+                self._enter(peer)
+            else:
+                peer = self._merge(peer, existing, out)
+        elif (peer.ref.id, peer.ref.boot) != key:
+            self.counters["refused_handshakes"] += 1
+            return
+        peer.heard_at = now
+        peer.hello_at = None
+        if not peer.begin_stream(packet.stream, packet.bases):
+            return
+        before = len(out)
+        if packet.yours == peer.stream:
+            peer.up(now, out)
+        peer.pump(now, out)
+        if peer.state is State.GREETING and peer.greeting_since is not None:
+            out.append(peer.hello(now))
+        elif len(out) == before:
+            out.append(peer.ack(CONTROL))  # shows that the Welcome has come
+        self._time(peer)
+
+    def _merge(self, pending: Peer, existing: Peer, out: list[Command]) -> Peer:
+        """Whoever answered is known already: what waited for it goes to the link there is."""
+        for old, new in zip(pending.sending, existing.sending, strict=True):
+            new.waiting.extend(old.waiting)
+        existing.queued_bytes += pending.queued_bytes
+        existing.queued_messages += pending.queued_messages
+        for address, peer in list(self._by_address.items()):
+            if peer is pending:
+                self._by_address[address] = existing
+        self._by_stream.pop(pending.stream, None)
+        self._timed.pop(pending, None)
+        if pending.greeting_since is not None and existing.state is State.GREETING:
+            existing.greeting_since = pending.greeting_since
+        if pending.route.address != existing.route.address:
+            out.append(Release(pending.route))
+        return existing
+
+    # ------------------------------------------------------------ time and loss
+
+    def on_tick(self, now: float, out: list[Command]) -> None:
+        """Do what is due; `soonest` says when to call again."""
+        self.soonest = None
+        for peer in list(self._timed):
+            problem = peer.tick(now, out)
+            if problem:
+                self._lose(peer, problem, out)
+            else:
+                self._time(peer)
+
+    def flush(self, now: float, out: list[Command]) -> None:
+        """Send the acknowledgements that are due; call it after a batch of packets."""
+        if self.soonest is not None and self.soonest <= now:
+            for peer in self._timed:
+                peer.flush(now, out)
+
+    def _time(self, peer: Peer) -> None:
+        deadline = peer.deadline() if peer.state is not State.GONE else None
+        if deadline is None:
+            self._timed.pop(peer, None)
+            return
+        self._timed[peer] = None
+        if self.soonest is None or deadline < self.soonest:
+            self.soonest = deadline
+
+    def _lose(self, peer: Peer, reason: str, out: list[Command], *, dead: bool = False) -> None:
+        key = (peer.ref.id, peer.ref.boot)
+        out.append(peer.lost(reason))
+        self._drop(peer, out)
+        if dead and peer.ref.boot:
+            self._cursors.pop(key, None)
+            self._dead[key] = reason
+            while len(self._dead) > self.limits.dead_boots:
+                self._dead.popitem(last=False)
+
+    def _drop(self, peer: Peer, out: list[Command]) -> None:
+        key = (peer.ref.id, peer.ref.boot)
+        peer.state = State.GONE
+        self._timed.pop(peer, None)
+        self._by_stream.pop(peer.stream, None)
+        if self._peers.get(key) is peer:
+            del self._peers[key]
+            if peer.their_stream:
+                positions = [receiving.next_seq for receiving in peer.receiving]
+                self._cursors[key] = (peer.their_stream, positions)
+                while len(self._cursors) > self.limits.dead_boots:
+                    self._cursors.popitem(last=False)
+        if self._latest.get(peer.ref.id) is peer:
+            del self._latest[peer.ref.id]
+        for address in [address for address, other in self._by_address.items() if other is peer]:
+            del self._by_address[address]
+        out.append(Release(peer.route))
+
+    def _sweep(self, now: float) -> None:
+        """Drop links without any traffic for long, now and then."""
+        if now - self._swept_at < self.limits.idle_s / 15:
+            return
+        self._swept_at = now
+        for peer in list(self._by_stream.values()):
+            if now - peer.heard_at > self.limits.idle_s and not peer.queued_messages:
+                self.counters["idle_links_dropped"] += 1
+                self._drop(peer, [])
+
+    # ------------------------------------------------------------ what people see
+
+    def snapshot(self) -> dict[str, Any]:
+        """Counters, and per peer what is queued and under way."""
+        return {
+            **self.counters,
+            "peers": {
+                f"{peer.ref.id}/{peer.ref.boot}": {
+                    "state": peer.state.value,
+                    "queued_bytes": peer.queued_bytes,
+                    "queued_packets": peer.queued_messages,
+                    "flying_bytes": sum(sending.flying_bytes for sending in peer.sending),
+                    "early_bytes": sum(receiving.early_bytes for receiving in peer.receiving),
+                    "resends": peer.resends,
+                    "pings": peer.pings,
+                }
+                for peer in self._by_stream.values()
+            },
+        }
+
+
+def check_address(address: str) -> None:
+    """Raises `MisuseError` unless it is a TCP address that can be dialled, such as tcp://10.0.0.5:7700."""
+    host, colon, port = address.removeprefix("tcp://").rpartition(":")
+    if (
+        not address.startswith("tcp://")
+        or not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536)
+        or len(address) > ADDRESS_CHARS
+        or not address.isascii()
+        or not address.isprintable()
+        or any(letter in address for letter in " ;,")
+    ):
+        raise MisuseError(f"{address[:80]!r} is not an address", hint="write tcp://HOST:PORT")
+
+
+def _plain(frame: Any) -> Payload:
+    """The frame as something whose `len` is its bytes."""
+    if isinstance(frame, bytes | bytearray):
+        return frame
+    view = memoryview(frame)
+    if view.format == "B" and view.ndim == 1 and view.c_contiguous:
+        return view
+    if not view.c_contiguous:
+        raise MisuseError("a frame must be contiguous memory")
+    return view.cast("B") if view.nbytes else b""
+
+
+def _route(ref: PeerRef) -> Route:
+    return Route(ref.id, ref.boot, ref.addresses[0] if ref.addresses else "")
+
+
+def _gone_reason(peer: Peer, here: PeerRef) -> str:
+    if here.id != peer.ref.id:
+        return f"{peer.name}: there answers {here.id} instead"
+    return f"{peer.name} has restarted: boot {here.boot} answers instead of {peer.ref.boot}"

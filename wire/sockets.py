@@ -1,0 +1,206 @@
+"""The ZeroMQ context and sockets, with every option set on purpose, and packets in and out of them.
+
+A socket's file descriptor only tells of a change of its state, once; so whoever waits for it must look at the state
+after every call on the socket. `Inlet` and `Outlet` keep to that rule.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections import deque
+from collections.abc import Sequence
+
+import zmq
+
+from wire.codec import Payload
+from wire.commands import Transmit
+from wire.errors import MisuseError
+from wire.limits import (
+    HEADER_BYTES,
+    LINGER_MS,
+    NO_COPY_RECEIVE_BYTES,
+    NO_COPY_SEND_BYTES,
+    PART_BYTES,
+    RECEIVE_HWM,
+    RECONNECT_MAX_MS,
+    RECONNECT_MS,
+    SEND_HWM,
+    SOCKET_BUFFER_BYTES,
+    SOCKETS,
+    ZMTP_HEARTBEAT_MS,
+    ZMTP_TIMEOUT_MS,
+)
+from wire.messages import CONTROL
+from wire.packets import Kind
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+def tune_allocator() -> None:
+    """Let glibc keep freed megabytes instead of giving them back: fresh pages cost as much as the copy into them."""
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_THRESHOLD, 64 << 20)
+        mallopt(M_TRIM_THRESHOLD, 256 << 20)
+    except (AttributeError, OSError):
+        return
+
+
+def new_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """A context with one I/O thread."""
+    context = zmq.Context(io_threads=1)
+    context.set(zmq.MAX_SOCKETS, SOCKETS)
+    return context
+
+
+def _common(socket: zmq.Socket[bytes]) -> None:
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, PART_BYTES + HEADER_BYTES)
+    socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, ZMTP_HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, ZMTP_TIMEOUT_MS)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 10_000)
+    socket.setsockopt(zmq.SNDTIMEO, 0)
+    socket.setsockopt(zmq.RCVTIMEO, 0)
+
+
+def new_router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    """The socket that others dial."""
+    socket = context.socket(zmq.ROUTER)
+    _common(socket)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    socket.setsockopt(zmq.RCVHWM, RECEIVE_HWM)
+    socket.setsockopt(zmq.SNDHWM, SEND_HWM)
+    return socket
+
+
+def new_dealer(
+    context: zmq.Context[zmq.Socket[bytes]], identity: bytes, lane: int, *, receives: bool
+) -> zmq.Socket[bytes]:
+    """A socket that dials one peer for one lane."""
+    socket = context.socket(zmq.DEALER)
+    _common(socket)
+    socket.setsockopt(zmq.IDENTITY, identity)
+    socket.setsockopt(zmq.SNDHWM, SEND_HWM)
+    socket.setsockopt(zmq.RCVHWM, RECEIVE_HWM if receives else 1)
+    socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a connection that does not stand yet
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+    if lane != CONTROL:
+        socket.setsockopt(zmq.SNDBUF, SOCKET_BUFFER_BYTES)
+    return socket
+
+
+def refuse_fork(pid: int) -> None:
+    """Raises `MisuseError` in a process that is not the one that made the sockets."""
+    if os.getpid() != pid:
+        raise MisuseError(
+            f"this bus belongs to process {pid}, and a forked child ({os.getpid()}) can't use it",
+            hint="start children with the spawn method, or make a bus of their own in them",
+        )
+
+
+class Inlet:
+    """Takes whole packets out of a socket, never waiting.
+
+    An exception in the middle of a packet (Ctrl-C) would leave the next reader inside it. So it is noted when a
+    packet begins and ends, and the rest of a broken one is thrown away and counted.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self.socket = socket
+        self.torn = 0
+        self._inside = False
+
+    def take(self) -> list[zmq.Frame] | None:
+        """The parts of the next packet, or None if there is none now."""
+        socket = self.socket
+        if self._inside:
+            self._skip()
+        self._inside = True
+        try:
+            part = socket.recv(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            self._inside = False
+            return None
+        parts = [part]
+        while part.more:
+            part = socket.recv(zmq.NOBLOCK, copy=False)
+            parts.append(part)
+        self._inside = False
+        return parts
+
+    def _skip(self) -> None:
+        self.torn += 1
+        while self.socket.getsockopt(zmq.RCVMORE):
+            self.socket.recv(zmq.NOBLOCK)
+        self._inside = False
+
+
+def payload_of(part: zmq.Frame) -> memoryview:
+    """A received frame as writable memory: libzmq's own from 16 KiB on, a copy below."""
+    if len(part) >= NO_COPY_RECEIVE_BYTES:
+        return part.buffer
+    return memoryview(bytearray(part.buffer))
+
+
+class Outlet:
+    """Puts whole packets into a socket, never waiting; keeps in order what the socket does not take yet.
+
+    What waits is bounded: data by the link's window, and of each other kind only the newest is kept.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], prefix: bytes | None = None) -> None:
+        self.socket = socket
+        self.waiting: deque[Transmit] = deque()
+        self.prefix = prefix
+        self._inside = False
+
+    def put(self, packet: Transmit) -> bool:
+        """Send or keep a packet. False if it had to be kept."""
+        if not self.waiting:
+            if self._send(packet.parts):
+                return True
+        elif packet.kind <= Kind.PING:
+            for index, other in enumerate(self.waiting):
+                if other.kind == packet.kind:
+                    self.waiting[index] = packet
+                    return False
+        self.waiting.append(packet)
+        return False
+
+    def push(self) -> bool:
+        """Send what was kept, as far as the socket takes it. True if nothing is left."""
+        while self.waiting:
+            if not self._send(self.waiting[0].parts):
+                return False
+            self.waiting.popleft()
+        return True
+
+    def _send(self, parts: Sequence[Payload]) -> bool:
+        socket = self.socket
+        if self._inside:  # an exception broke off a packet here: end it, its reader refuses it whole
+            socket.send(b"", zmq.NOBLOCK)
+            self._inside = False
+        try:
+            if self.prefix is not None:
+                socket.send(self.prefix, zmq.NOBLOCK | zmq.SNDMORE)
+                self._inside = True
+            last = len(parts) - 1
+            for index, part in enumerate(parts):
+                flags = zmq.NOBLOCK | zmq.SNDMORE if index < last else zmq.NOBLOCK
+                socket.send(part, flags, copy=len(part) < NO_COPY_SEND_BYTES)
+                self._inside = index < last
+        except zmq.ZMQError as error:
+            # Full, or (ROUTER) the peer's connection does not stand yet or any more: it may come, or the link gives up.
+            if self._inside or error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            return False
+        return True

@@ -1,0 +1,396 @@
+"""The bus over ZeroMQ: one bound ROUTER to receive, one DEALER per peer and lane to send.
+
+A process that can't be dialled (`bind=None`: a command-line client, say) has no ROUTER; it receives on the DEALERs it
+opened, by their identity at the other's ROUTER. The event loop watches the sockets' own descriptors, and all calls
+are non-blocking. The context is closed explicitly, never by a finaliser, and no close waits longer than its limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import socket as sockets_of_the_system
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+from wire.commands import Command, Route, Transmit
+from wire.driver import Driver
+from wire.endpoint import Endpoint, Source, check_address
+from wire.errors import DCNRError, MisuseError
+from wire.ids import Boot
+from wire.limits import DRAIN_BYTES, DRAIN_MESSAGES, LIMITS, LINGER_MS, Limits
+from wire.messages import CONTROL, LANES, PeerRef
+from wire.sockets import Inlet, Outlet, new_context, new_dealer, new_router, payload_of, refuse_fork, tune_allocator
+
+CLOSE_S = 1.0
+"""How long closing waits for what was sent to be acknowledged."""
+
+ROUTER_AGAIN_S, ROUTER_AGAIN_MAX_S = 0.002, 0.1
+IDENTITIES = 8192
+
+
+class BindError(DCNRError):
+    """The address to listen on can't be had."""
+
+    exit_code = 69
+
+
+class _Dealer:
+    """A DEALER with its outlet and, where it also receives, its inlet."""
+
+    def __init__(self, socket: zmq.Socket[bytes], lane: int) -> None:
+        self.socket = socket
+        self.lane = lane
+        self.outlet = Outlet(socket)
+        self.inlet = Inlet(socket)
+        self.fd = int(socket.getsockopt(zmq.FD))
+        self.watched = False
+
+
+class ZmqBus(Driver):
+    """`wire.bus.Bus` over ZeroMQ.
+
+    `bind`: where to listen, such as `tcp://127.0.0.1:0` (any free port) or `tcp://[::1]:7700`; None for a process that
+    only dials. `advertise`: the addresses that others should dial, if not the bound one.
+    """
+
+    def __init__(
+        self,
+        peer_id: str,
+        *,
+        bind: str | None = None,
+        advertise: Sequence[str] = (),
+        boot: Boot | None = None,
+        limits: Limits = LIMITS,
+    ) -> None:
+        super().__init__(peer_id, boot=boot, limits=limits)
+        self._bind = bind
+        self._advertise = list(advertise)
+        self._pid = os.getpid()
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._router: zmq.Socket[bytes] | None = None
+        self._router_fd = -1
+        self._router_inlet: Inlet | None = None
+        self._router_scheduled = False
+        self._replies: dict[tuple[str, int, int], Outlet] = {}  # to peers that dialled us, by (id, boot, lane)
+        self._replies_timer: asyncio.TimerHandle | None = None
+        self._replies_s = ROUTER_AGAIN_S
+        self._identities: dict[tuple[str, int, int], bytes] = {}
+        self._sources: dict[bytes, Source | None] = {}
+        self._dealers: dict[tuple[str, int], _Dealer] = {}
+        self._dealer_numbers: dict[str, int] = {}  # by address: two of one peer's addresses never share an identity
+        self._unroutable = 0
+        self._bad_parts = 0
+        self._bytes_in = 0
+        self._bytes_out = 0
+        self._packets_in = 0
+        self._packets_out = 0
+
+    # ------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Bind (unless dial-only) and begin to receive. Raises `BindError`."""
+        self._usable()
+        if self._endpoint is not None:
+            return
+        tune_allocator()
+        self._context = new_context()
+        addresses: list[str] = []
+        if self._bind is not None:
+            try:
+                addresses = self._listen(self._bind)
+            except BaseException:
+                self._end()
+                raise
+        self._endpoint = Endpoint(PeerRef(self._id, self._boot, addresses), self._limits)
+        if self._router is not None:
+            self._running_loop.add_reader(self._router_fd, self._drain_router)
+            self._router_soon()
+
+    def _listen(self, bind: str) -> list[str]:
+        assert self._context is not None
+        self._router = router = new_router(self._context)
+        try:
+            router.bind(bind)
+        except zmq.ZMQError as error:
+            raise BindError(
+                f"can't listen on {bind}: {error.strerror}",
+                hint="is another process using the port? (tcp://HOST:0 takes any free one)",
+            ) from error
+        self._router_inlet = Inlet(router)
+        self._router_fd = int(router.getsockopt(zmq.FD))
+        bound = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        for address in self._advertise:
+            check_address(address)
+        return self._advertise or [_dialable(bound)]
+
+    async def close(self) -> None:
+        """Flush for a bounded time, say goodbye, close every socket and the context. Idempotent."""
+        if self._closed or self._pid != os.getpid():
+            self._closed = True
+            return
+        try:
+            if self._endpoint is not None:
+                await self._flush()
+        finally:
+            self._closed = True
+            self._end()
+
+    async def _flush(self) -> None:
+        if not self._links.idle():
+            self._idle = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._idle.wait()
+        goodbyes: list[Command] = []
+        self._links.close("closed in good order", goodbyes)
+        for command in goodbyes:
+            if isinstance(command, Transmit):
+                self._carry(command)
+        await asyncio.sleep(0)
+
+    def _end(self) -> None:
+        """Close all sockets and the context at once; what is queued in libzmq gets LINGER_MS at most."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._replies_timer is not None:
+            self._replies_timer.cancel()
+        for dealer in self._dealers.values():
+            self._close_dealer(dealer)
+        self._dealers.clear()
+        if self._router is not None:
+            if self._router_fd >= 0 and self._loop is not None:
+                self._loop.remove_reader(self._router_fd)
+            self._router.close(linger=LINGER_MS)
+            self._router = None
+        if self._context is not None:
+            self._context.term()
+            self._context = None
+
+    def _usable(self) -> None:
+        refuse_fork(self._pid)
+        super()._usable()
+
+    # ------------------------------------------------------------ out
+
+    def _carry(self, packet: Transmit) -> None:
+        self._packets_out += 1
+        self._bytes_out += sum(map(len, packet.parts))
+        if packet.route.address:
+            self._dial(packet)
+        elif self._router is not None:
+            self._reply(packet)
+
+    def _dial(self, packet: Transmit) -> None:
+        dealer = self._dealers.get((packet.route.address, packet.lane))
+        if dealer is None:
+            dealer = self._open_dealer(packet.route.address, packet.lane)
+            if self._router is None:  # what receives on its own connections needs one for each lane
+                for lane in LANES:
+                    if (packet.route.address, lane) not in self._dealers:
+                        self._open_dealer(packet.route.address, lane)
+        if not dealer.outlet.put(packet) and not dealer.watched:
+            self._watch(dealer)
+        elif self._router is None:
+            self._running_loop.call_soon(self._dealer_ready, dealer)
+
+    def _open_dealer(self, address: str, lane: int) -> _Dealer:
+        assert self._context is not None
+        number = self._dealer_numbers.setdefault(address, len(self._dealer_numbers))
+        identity = _identity(self._id, self._boot, lane, f"{number:x}")
+        socket = new_dealer(self._context, identity, lane, receives=self._router is None)
+        try:
+            socket.connect(address)
+        except zmq.ZMQError as error:
+            socket.close(linger=0)
+            raise MisuseError(f"can't dial {address}: {error.strerror}") from error
+        dealer = _Dealer(socket, lane)
+        self._dealers[(address, lane)] = dealer
+        if self._router is None:
+            self._watch(dealer)
+        return dealer
+
+    def _watch(self, dealer: _Dealer) -> None:
+        dealer.watched = True
+        self._running_loop.add_reader(dealer.fd, self._dealer_ready, dealer)
+        self._running_loop.call_soon(self._dealer_ready, dealer)
+
+    def _dealer_ready(self, dealer: _Dealer) -> None:
+        if dealer.socket.closed:
+            return
+        events = int(dealer.socket.getsockopt(zmq.EVENTS))
+        if dealer.outlet.waiting and events & zmq.POLLOUT:
+            dealer.outlet.push()
+        if self._router is None:
+            if self._drain(dealer.inlet, dealer.lane):
+                self._running_loop.call_soon(self._dealer_ready, dealer)
+        elif not dealer.outlet.waiting and dealer.watched:
+            dealer.watched = False
+            self._running_loop.remove_reader(dealer.fd)
+
+    def _reply(self, packet: Transmit) -> None:
+        key = (packet.route.id, packet.route.boot, packet.lane)
+        outlet = self._replies.get(key)
+        identity = self._identities.get(key)
+        if identity is None or self._router is None:
+            self._unroutable += 1
+            return
+        if outlet is None or outlet.prefix != identity:
+            outlet = self._replies[key] = Outlet(self._router, identity)
+        if not outlet.put(packet):
+            self._replies_s = ROUTER_AGAIN_S
+            self._replies_later()
+        self._router_soon()
+
+    def _replies_later(self) -> None:
+        if self._replies_timer is None:
+            self._replies_timer = self._running_loop.call_later(self._replies_s, self._push_replies)
+
+    def _push_replies(self) -> None:
+        """The ROUTER can't say when one peer's queue has room again, so it is tried, ever more rarely."""
+        self._replies_timer = None
+        self._replies_s = min(2 * self._replies_s, ROUTER_AGAIN_MAX_S)
+        left = [outlet for outlet in self._replies.values() if not outlet.push()]
+        if left:
+            self._replies_later()
+        self._router_soon()
+
+    def _release(self, route: Route) -> None:
+        if route.address:
+            for lane in LANES:
+                dealer = self._dealers.pop((route.address, lane), None)
+                if dealer is not None:
+                    self._close_dealer(dealer)
+        else:
+            for lane in LANES:
+                self._replies.pop((route.id, route.boot, lane), None)
+
+    def _close_dealer(self, dealer: _Dealer) -> None:
+        if dealer.watched and self._loop is not None:
+            self._loop.remove_reader(dealer.fd)
+            dealer.watched = False
+        dealer.socket.close(linger=LINGER_MS)
+
+    # ------------------------------------------------------------ in
+
+    def _router_soon(self) -> None:
+        """Look at the ROUTER again: a call on it may have used up the descriptor's signal."""
+        if not self._router_scheduled:
+            self._router_scheduled = True
+            self._running_loop.call_soon(self._router_again)
+
+    def _router_again(self) -> None:
+        self._router_scheduled = False
+        self._drain_router()
+
+    def _drain_router(self) -> None:
+        if self._router is None or self._router_inlet is None or self._closed:
+            return
+        if self._drain(self._router_inlet, None):
+            self._router_soon()
+
+    def _drain(self, inlet: Inlet, lane: int | None) -> bool:
+        """Take packets, control first; True if there may be more. `lane` None: from the ROUTER."""
+        bulk: list[tuple[Source, list[Any]]] = []
+        taken = size = 0
+        more = True
+        while taken < DRAIN_MESSAGES and size < DRAIN_BYTES:
+            parts = inlet.take()
+            if parts is None:
+                more = False
+                break
+            taken += 1
+            size += sum(map(len, parts))
+            source = Source("", 0, lane) if lane is not None else self._source(parts.pop(0))
+            if source is None or not parts:
+                self._bad_parts += 1
+            elif source.lane == CONTROL:
+                self._received(source, parts)
+            else:
+                bulk.append((source, parts))
+            if self._closed:
+                return False
+        for source, parts in bulk:
+            self._received(source, parts)
+            if self._closed:
+                return False
+        self._packets_in += taken
+        self._bytes_in += size
+        if taken:
+            self._batch_done()
+        return more
+
+    def _received(self, source: Source, parts: list[zmq.Frame]) -> None:
+        self._arrived(source, parts[0].bytes, [payload_of(part) for part in parts[1:]])
+
+    def _source(self, identity: zmq.Frame) -> Source | None:
+        key = identity.bytes
+        try:
+            return self._sources[key]
+        except KeyError:
+            pass
+        if len(self._sources) >= IDENTITIES:
+            self._sources.clear()
+            self._identities.clear()
+        source, number = _parsed(key)
+        self._sources[key] = source
+        if source is not None:
+            for lane in LANES:  # its connections for the other lanes may have been silent so far
+                known = (source.id, source.boot, lane)
+                self._identities[known] = _identity(source.id, source.boot, lane, number)
+        return source
+
+    def counters(self) -> dict[str, Any]:
+        """Counts of bytes, packets, messages, resends and refusals, and what is queued per peer."""
+        torn = sum(dealer.inlet.torn for dealer in self._dealers.values())
+        torn += self._router_inlet.torn if self._router_inlet is not None else 0
+        return {
+            **super().counters(),
+            "bytes_in": self._bytes_in,
+            "bytes_out": self._bytes_out,
+            "packets_in": self._packets_in,
+            "packets_out": self._packets_out,
+            "refused_parts": self._bad_parts,
+            "torn_packets": torn,
+            "unroutable": self._unroutable,
+            "dealers": len(self._dealers),
+        }
+
+
+def _identity(name: str, boot: int, lane: int, number: str) -> bytes:
+    return f"{name}/{boot:x}/{lane}/{number}".encode()
+
+
+def _parsed(identity: bytes) -> tuple[Source | None, str]:
+    with contextlib.suppress(ValueError):
+        name, boot, lane, number = identity.decode("ascii").split("/")
+        if int(lane) in LANES:
+            return Source(name, int(boot, 16), int(lane)), number
+    return None, ""
+
+
+def _dialable(bound: str) -> str:
+    """The bound address with a wildcard host replaced by this machine's own."""
+    host, _, port = bound.removeprefix("tcp://").rpartition(":")
+    bare = host.strip("[]")
+    try:
+        wildcard = ipaddress.ip_address(bare).is_unspecified
+    except ValueError:
+        wildcard = bare in ("*", "")
+    if not wildcard:
+        return bound
+    return f"tcp://{_own_address()}:{port}"
+
+
+def _own_address() -> str:
+    """The address this machine uses towards others (no packet is sent), or loopback."""
+    with sockets_of_the_system.socket(sockets_of_the_system.AF_INET, sockets_of_the_system.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

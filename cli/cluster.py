@@ -15,6 +15,7 @@ from typing import Any
 from cli import processes
 from cli.context import read_json, write_json
 from cli.processes import Process
+from cli.running import undisturbed
 from wire.errors import BadFileError, DCNRError, UsageError
 
 START_TIMEOUT_S = 60.0
@@ -163,7 +164,8 @@ def add_pnode(cluster: Cluster, name: str, *, device: str = "cpu") -> Cluster:
 
 def stop(cluster: Cluster, *, grace_s: float = 5.0) -> list[Process]:
     """End every process of the cluster and forget it. Returns those that had to be killed."""
-    killed = processes.stop(cluster.processes(), grace_s=grace_s)
+    with undisturbed():
+        killed = processes.stop(cluster.processes(), grace_s=grace_s)
     Cluster.file(cluster.home).unlink(missing_ok=True)
     (cluster.home / "orchestrator.json").unlink(missing_ok=True)
     return killed

@@ -86,6 +86,7 @@ def failure(session: SessionInfo) -> DCNRError | None:
 
 def _adopt(state: RunState, session: SessionInfo) -> None:
     state.target = session.until or session.steps
+    state.unit = "tokens" if session.tokenizer_digest else "samples"
     state.state = session.state
     state.committed = session.committed
     state.waiting = session.waiting

@@ -35,7 +35,8 @@ def page(command: Any, ctx: typer.Context) -> str:
     usage = " ".join([ctx.command_path, *(_plain(piece) for piece in command.collect_usage_pieces(ctx))])
     lines = [f"{coloured('Usage:', YELLOW)} {coloured(usage, BOLD)}", ""]
     lines += [*paragraphs(command.help or ""), ""]
-    arguments, options = [], []
+    arguments: list[tuple[str, str]] = []
+    options: list[tuple[str, str]] = []
     for param in command.get_params(ctx):
         record = param.get_help_record(ctx)
         if record is not None:

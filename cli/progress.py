@@ -37,6 +37,7 @@ class RunState:
     gradient_norm: float = math.nan
     committed: int = 0
     state: str = ""
+    unit: str = "tokens"
     waiting: Sequence[str] = ()
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=40))  # targets, seconds of a step
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=240))
@@ -73,7 +74,7 @@ class RunState:
         """Loss, rate and the rest in one line."""
         parts = [f"loss {units.loss(self.loss)}"] if self.losses else []
         if self.rate:
-            parts.append(f"{units.compact(self.rate)} tokens/s")
+            parts.append(f"{units.compact(self.rate)} {self.unit}/s")
         if math.isfinite(self.gradient_norm):
             parts.append(f"norm {self.gradient_norm:.3g}")
         if math.isfinite(self.lr):
@@ -181,14 +182,20 @@ class JsonView:
 
     def begin(self, state: RunState) -> None:
         """event: start."""
-        self._write("start", state, state=state.state)
+        self._write("start", state, phase=state.state)
 
     def steps(self, state: RunState, reports: Sequence[StepReport]) -> None:
         """One event for each step."""
         for report in reports:
             fields = {"loss": _finite(report.loss), "gradient_norm": _finite(report.gradient_norm), "lr": report.lr}
             rate = report.count / report.seconds if report.seconds > 0 else None
-            record = {"event": "step", "session": state.name, "step": report.step, "steps": state.target, **fields}
+            record: dict[str, Any] = {
+                "event": "step",
+                "session": state.name,
+                "step": report.step,
+                "steps": state.target,
+                **fields,
+            }
             self._terminal.record(
                 {**record, "targets": report.count, "seconds": report.seconds, "tokens_s": rate}, indent=False
             )

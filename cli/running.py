@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -43,6 +44,7 @@ def run(coroutine: Coroutine[Any, Any, T], *, grace_s: float = GRACE_S) -> T:
     import asyncio
 
     seen: list[int] = []
+    limits: list[threading.Timer] = []
 
     async def main() -> T:
         loop = asyncio.get_running_loop()
@@ -53,7 +55,7 @@ def run(coroutine: Coroutine[Any, Any, T], *, grace_s: float = GRACE_S) -> T:
             if seen:
                 os._exit(_code_of(number))
             seen.append(number)
-            _end_after(grace_s, _code_of(number))
+            limits.append(_end_after(grace_s, _code_of(number)))
             task.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -71,16 +73,31 @@ def run(coroutine: Coroutine[Any, Any, T], *, grace_s: float = GRACE_S) -> T:
         if seen:
             raise (Terminated if seen[0] == signal.SIGTERM else KeyboardInterrupt) from None
         raise
+    finally:
+        for limit in limits:
+            limit.cancel()
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """While the body ends what was started, Ctrl-C and SIGTERM do nothing; the body is bounded in time by itself."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _code_of(number: int) -> int:
     return TERMINATED if number == signal.SIGTERM else INTERRUPTED
 
 
-def _end_after(seconds: float, code: int) -> None:
+def _end_after(seconds: float, code: int) -> threading.Timer:
     timer = threading.Timer(seconds, os._exit, (code,))
     timer.daemon = True
     timer.start()
+    return timer
 
 
 def report(problem: BaseException) -> int | None:
@@ -95,6 +112,8 @@ def report(problem: BaseException) -> int | None:
         case BrokenPipeError():
             close_quietly()
             return 0
+        case BaseExceptionGroup():
+            return report(_first(problem))
         case DCNRError():
             Terminal().error(problem.message, problem.hint)
             return problem.exit_code
@@ -113,6 +132,11 @@ def report(problem: BaseException) -> int | None:
         "DCNR_DEBUG=1 shows the whole traceback",
     )
     return 1
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found
 
 
 def _place(problem: BaseException) -> str:

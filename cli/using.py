@@ -72,7 +72,7 @@ async def infer_once(
         inputs = model_inputs(model, files, text)
         with terminal.waiting(f"waiting for {model.deployment.session}"):
             async with router.open(model.deployment) as route:
-                return await route.call(inputs, model.card.wanted(want), timeout_s=timeout_s)
+                return await route.call(inputs, model.card.wanted(list(want)), timeout_s=timeout_s)
 
 
 def model_inputs(model: Model, files: Sequence[str], text: str | None) -> dict[str, NDArray[Any]]:

@@ -321,6 +321,8 @@ def _texts(node: Mapping, key: str, reader: Reader) -> dict[str, Scalar]:
             reader.diagnostics.add(value, f"'{key}.{name}' must be a name, got {describe(value)}")
         elif key == "outputs" and not is_id(name):
             _bad_id(reader, "an output's name", section.keys[name] if section else value)
+        elif key == "place" and not is_id(value.text):
+            _bad_id(reader, "a PNode's name", value)
         else:
             found[name] = value
     return found
@@ -330,7 +332,8 @@ def _bad_id(reader: Reader, what: str, node: YamlNode) -> None:
     text = f"{what} must be 1 to 63 of a-z, 0-9, _ and -, starting with a letter or digit, got {describe(node)}"
     hint = ""
     if isinstance(node, Scalar):
-        text = text.rsplit(", got", 1)[0] + f", got {quote(node.text)}"
+        plain = node.text.encode("ascii", "backslashreplace").decode("ascii")
+        text = text.rsplit(", got", 1)[0] + f", got {quote(plain)}"
         close = re.sub(r"[^a-z0-9_-]+", "-", node.text.lower()).strip("-_")[:63]
         hint = f"for example {quote(close)}" if close and is_id(close) else ""
     reader.diagnostics.add(node, text, hint)

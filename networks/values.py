@@ -6,7 +6,7 @@ A value that could not be computed becomes `BROKEN`: its own error is noted once
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -143,7 +143,8 @@ class Reader:
             case "value_error":
                 text = f"{label}: {context['error']}"
             case "union_tag_not_found":
-                text, hint = f"{label} has no 'type'", _description(model, (*location, "type"))
+                types = [str(tag) for one in _models_at(model, location) for tag in _tags(one)]
+                text, hint = f"{label} has no 'type'", f"there are {', '.join(types)}"
             case "union_tag_invalid":
                 expected = [tag.strip("' ") for tag in str(context["expected_tags"]).split(",")]
                 tag = str(context["tag"])
@@ -276,21 +277,29 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     return [model for argument in get_args(annotation) for model in _models(argument)]
 
 
-def _fields_at(model: type[BaseModel], location: Iterable[str | int]) -> set[str]:
-    """The names of the fields that the model has at pydantic's location."""
+def _models_at(model: type[BaseModel], location: tuple[str | int, ...]) -> list[type[BaseModel]]:
+    """The models that may stand at pydantic's location; list indices and unknown parts are passed over."""
     current = [model]
     for part in location:
         by_tag = [one for one in current if part in _tags(one)]
         if by_tag:
             current = by_tag
             continue
-        following: list[type[BaseModel]] = []
-        for one in current:
-            for name, info in one.model_fields.items():
-                if part in (name, info.alias):
-                    following += _models(info.annotation)
-        current = following or current
-    return {info.alias or name for one in current for name, info in one.model_fields.items()}
+        inner = [
+            found
+            for one in current
+            for name, info in one.model_fields.items()
+            if part in (name, info.alias)
+            for found in _models(info.annotation)
+        ]
+        current = inner or current
+    return current
+
+
+def _fields_at(model: type[BaseModel], location: tuple[str | int, ...]) -> set[str]:
+    """The names of the fields that the model has at pydantic's location."""
+    models = _models_at(model, location)
+    return {info.alias or name for one in models for name, info in one.model_fields.items()}
 
 
 def _tags(model: type[BaseModel]) -> tuple[object, ...]:
@@ -301,20 +310,7 @@ def _tags(model: type[BaseModel]) -> tuple[object, ...]:
 
 def _description(model: type[BaseModel], location: tuple[str | int, ...]) -> str:
     """The description of the field at pydantic's location, to say what a missing field is for."""
-    current = [model]
-    for part in location[:-1]:
-        by_tag = [one for one in current if part in _tags(one)]
-        if by_tag:
-            current = by_tag
-            continue
-        current = [
-            found
-            for one in current
-            for name, info in one.model_fields.items()
-            if part in (name, info.alias)
-            for found in _models(info.annotation)
-        ] or current
-    for one in current:
+    for one in _models_at(model, location[:-1]):
         for name, info in one.model_fields.items():
             if location[-1] in (name, info.alias) and info.description:
                 return f"{location[-1]}: {info.description}"

@@ -591,7 +591,7 @@ class Core:
                 told=self.share.pnode == self.share.loss_pnode,
             )  # fmt: skip
             return
-        self._queue(Job(JobKind.UPDATE, self.step, scale=decision.scale), out)
+        self._queue(Job(JobKind.UPDATE, self.step, scale=decision.scale, count=decision.count), out)
         self.step += 1
         self._versions_due = set(self.share.owner_of.values())
         self._cut_due = decision.save

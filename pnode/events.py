@@ -34,6 +34,7 @@ class Job:
     microbatch: int = -1
     vnode: str = ""
     scale: float = 0.0
+    count: int = 0
 
     def __str__(self) -> str:
         text = f"{self.kind.value}{self.microbatch if self.microbatch >= 0 else ''} of step {self.step + 1}"

@@ -15,17 +15,18 @@ from networks.stages import StagePlan
 
 @dataclass(frozen=True, slots=True)
 class GradientFlow:
-    """Channels whose gradient comes back, and stages that run backward."""
+    """Channels whose gradient comes back, stages that run backward, and tensors per gradient hop of a channel."""
 
     channels: frozenset[int]
     stages: frozenset[int]
+    tensors: dict[int, int]
 
 
 def gradient_flow(plan: StagePlan, live: AbstractSet[int], trainable: AbstractSet[NodeId]) -> GradientFlow:
     """`live`: indices of edges along which a gradient travels; `trainable`: nodes that learn from the loss."""
-    channels = frozenset(
-        channel.index for channel in plan.channels if any(edge.index in live for edge in channel.edges)
-    )
+    counts = {channel.index: sum(edge.index in live for edge in channel.edges) for channel in plan.channels}
+    tensors = {c.index: 1 if c.presum else counts[c.index] for c in plan.channels if counts[c.index]}
+    channels = frozenset(tensors)
     stages = {plan.stage_of[node] for node in trainable}
     stages.update(channel.dst for channel in plan.channels if channel.index in channels)
-    return GradientFlow(channels, frozenset(stages))
+    return GradientFlow(channels, frozenset(stages), tensors)

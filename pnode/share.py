@@ -74,7 +74,10 @@ def make_share(
     checkpoint_every: int = 0,
     clip: float | None = None,
 ) -> Share:
-    """Work out the share of `pnode`; `live` and `trainable` as `pnode.liveness` finds them. Raises `MisuseError` if it holds nothing of this placement."""
+    """Work out the share of `pnode`; `live` and `trainable` as `pnode.liveness` finds them.
+
+    Raises `MisuseError` if it holds nothing of this placement.
+    """
     plan = cut_stages(graph, placement)
     flow = gradient_flow(plan, live, trainable)
     schedules = {i: s for i, s in make_schedules(plan, flow, microbatches).items() if plan.stages[i].pnode == pnode}

@@ -2,8 +2,8 @@
 
 A frame shares the tensor's memory, so the tensor must not change until the message is acknowledged: activations and
 gradients never do (no operation here works in place on them), parameters are copied first. A received frame is used
-where it lies if it is aligned as torch aligns its own memory (64 bytes): the same kernels then take the same path and
-give the same bits; otherwise it is copied once, in the compute thread.
+where it lies; a small one is copied, because it would keep a whole receive buffer alive. Whoever computes with a tensor
+copies it again if its address is not aligned (pnode.forks.received).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 from wire.errors import RemoteError
 from wire.messages import TensorMeta
 
-ALIGNMENT = 64
 SMALL_BYTES = 16 * 1024
 
 DTYPES: dict[str, torch.dtype] = {
@@ -92,11 +91,10 @@ def _tensor(meta: TensorMeta, frame: memoryview, device: torch.device | None) ->
     if count == 0:
         return torch.empty(meta.shape, dtype=dtype, device=device)
     array = np.frombuffer(frame, dtype=np.uint8)
-    aligned = array.ctypes.data % ALIGNMENT == 0 and frame.nbytes >= SMALL_BYTES
     if not array.flags.writeable:
         array = np.asarray(_Writable(array))
     flat = torch.from_numpy(array)
-    if not aligned:
+    if frame.nbytes < SMALL_BYTES:
         flat = flat.clone()
     tensor = flat.view(dtype).reshape(meta.shape)
     return tensor if device is None or device.type == "cpu" else tensor.to(device)

@@ -36,10 +36,8 @@ def decide(
     The culprit is the first VNode in network order with a value that is not finite.
     """
     norm = gradient_norm((pair for report in reports.values() for pair in report.norms), count)
-    culprits = [report.culprit or share.loss_vnode for report in reports.values() if not report.finite]
-    if not math.isfinite(loss) or not math.isfinite(norm):
-        culprits.append(share.loss_vnode)
-    if culprits:
-        culprit = min(culprits, key=lambda vnode: share.order.get(vnode, len(share.order)))
+    if not math.isfinite(loss) or not math.isfinite(norm) or not all(report.finite for report in reports.values()):
+        culprits = [report.culprit for report in reports.values() if not report.finite and report.culprit]
+        culprit = min(culprits or [share.loss_vnode], key=lambda vnode: share.order.get(vnode, len(share.order)))
         return Decision(step, False, 0.0, count, norm, False, False, culprit)
     return Decision(step, True, clip_scale(norm, count, share.clip), count, norm, hold, save, "")

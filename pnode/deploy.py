@@ -1,0 +1,144 @@
+"""From a `Deployment` to a session that can start: fetch, build, load.
+
+Files are fetched by digest and verified; VNodes are built and loaded in the compute thread. Everything that a message
+or a file claims is checked here, before anything runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from networks.graph import NodeId
+from networks.network import Network
+from pnode.compute_thread import ComputeThread
+from pnode.data import open_source
+from pnode.hub import Hub
+from pnode.liveness import find_live
+from pnode.session import Session
+from pnode.share import Share, make_share
+from pnode.work import Work, build_work
+from storage.blobs import Blobs
+from storage.checkpoints import load_part, read_manifest
+from wire.errors import DCNRError, RemoteError
+from wire.messages import Deployment
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pnode.data import BatchSource
+
+BUILD_S = 600.0
+
+
+async def deploy(
+    hub: Hub, deployment: Deployment, *, epoch: int, replica: int, compute: ComputeThread, device: torch.device
+) -> Session:
+    """Build this PNode's share. Raises `DCNRError` that says what is missing or wrong."""
+    if hub.store is None:
+        raise RemoteError("this PNode has no store yet", hint="it is not registered with an orchestrator")
+    blobs = Blobs(hub.store)
+    data = await blobs.get(deployment.network_digest, max_bytes=hub.bounds.network_bytes)
+    network = _with_run(await asyncio.to_thread(Network.from_bytes, data), deployment)
+    share = _share(network, deployment, hub.name, epoch, replica)
+    source = await _source(hub, blobs, network, deployment, share)
+    states = await _checkpoint(hub, network, deployment, share)
+
+    def build() -> Work:
+        work = build_work(network, share, seed=deployment.seed, device=device, source=source, trace=deployment.trace)
+        work.load(states)
+        return work
+
+    work = await in_compute(compute, f"{deployment.session}: build", build)
+    return Session(hub, deployment, share, network, work, compute)
+
+
+async def in_compute(compute: ComputeThread, name: str, work: Callable[[], Any]) -> Any:
+    """Let the compute thread do `work` and wait for it."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def then(value: Any, error: BaseException | None) -> None:
+        if not future.done():
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(value)
+
+    compute.submit(name, name, work, then)
+    try:
+        async with asyncio.timeout(BUILD_S):
+            return await future
+    finally:
+        compute.drop(name)
+
+
+def _with_run(network: Network, deployment: Deployment) -> Network:
+    """The network with the run's own length and seed: the learning rate's schedule ends where the run does."""
+    recipe = network.recipe.model_copy(update={"steps": deployment.steps, "seed": deployment.seed})
+    return replace(network, recipe=recipe)
+
+
+def _share(network: Network, deployment: Deployment, pnode: str, epoch: int, replica: int) -> Share:
+    graph, recipe = network.graph, network.recipe
+    placement = {NodeId(node): where for node, where in deployment.placement.items()}
+    missing = [node.id for node in graph.nodes if node.id not in placement]
+    strangers = [where for where in placement.values() if where not in deployment.peers]
+    if missing or strangers:
+        raise RemoteError(f"the placement lacks {missing[:3]} and names unknown PNodes {strangers[:3]}")
+    live = find_live(graph)
+    return make_share(
+        graph, placement, pnode, live=live.live, trainable=live.trainable, session=deployment.session, epoch=epoch,
+        replica=replica, microbatches=recipe.microbatches, steps=deployment.steps, start_step=deployment.start_step,
+        checkpoint_every=deployment.checkpoint_every, clip=recipe.optimizer.clip,
+    )  # fmt: skip
+
+
+async def _source(hub: Hub, blobs: Blobs, network: Network, deployment: Deployment, share: Share) -> BatchSource | None:
+    """The data, if a VNode here reads an input or the loss is here."""
+    graph = network.graph
+    reads = any(edge.src.node in graph.inputs and edge.dst.node in set(share.nodes) for edge in graph.edges)
+    if not deployment.data_digest or not (reads or share.pnode == share.loss_pnode):
+        return None
+    path = hub.home / "blobs" / deployment.data_digest
+    await blobs.fetch_to_file(deployment.data_digest, path)
+    return await asyncio.to_thread(
+        open_source, path, network.recipe, None, deployment.seed, inputs=graph.inputs, digest=deployment.data_digest
+    )
+
+
+async def _checkpoint(
+    hub: Hub, network: Network, deployment: Deployment, share: Share
+) -> Mapping[str, Mapping[str, Tensor]]:
+    """The stored states of the VNodes here and of the owners of borrowed parameters; {} to start from the seed."""
+    if not deployment.manifest_digest:
+        if deployment.start_step:
+            raise RemoteError(f"no checkpoint is named, but the run starts at step {deployment.start_step}")
+        return {}
+    assert hub.store is not None
+    prefix = deployment.store_prefix
+    manifest = await read_manifest(hub.store, prefix, deployment.manifest_key, deployment.manifest_digest)
+    if manifest.step != deployment.start_step or manifest.network_digest != deployment.network_digest:
+        raise RemoteError(
+            f"the checkpoint {deployment.manifest_key} is of step {manifest.step} of network "
+            f"{manifest.network_digest[:12]}, expected step {deployment.start_step} of {deployment.network_digest[:12]}"
+        )
+    wanted = {str(node) for node in share.nodes} | {str(owner) for owner in share.owner_of.values()}
+    parts = [part for part in manifest.parts if part.vnode in wanted]
+    stored = {part.vnode for part in parts}
+    lacking = [node for node in wanted - stored if network.graph.costs[NodeId(node)].parameters]
+    lacking = [node for node in lacking if network.graph.node(node).tie is None]
+    if lacking:
+        raise RemoteError(f"the checkpoint {deployment.manifest_key} holds no state of {sorted(lacking)}")
+    loaded = await asyncio.gather(*(load_part(hub.store, prefix, part) for part in parts))
+    return {part.vnode: state for part, state in zip(parts, loaded, strict=True)}
+
+
+def explain(error: BaseException) -> tuple[str, str, str]:
+    """Code, text and hint of a refusal to prepare."""
+    if isinstance(error, DCNRError):
+        return "cannot-prepare", error.message, error.hint
+    return "cannot-prepare", f"{type(error).__name__}: {error}", ""

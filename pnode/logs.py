@@ -1,0 +1,46 @@
+"""The daemon's log: JSON lines to `<home>/<name>.log`, plain lines to stderr."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+FILE_BYTES = 10 << 20
+FILES = 3
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class _Tee:
+    """Writes each event twice: as JSON to the file, as one plain line to stderr."""
+
+    def __init__(self, file: logging.Handler) -> None:
+        self._file = file
+        self._json = structlog.processors.JSONRenderer()
+        self._plain = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+
+    def __call__(self, logger: Any, method: str, event: dict[str, Any]) -> str:
+        line = str(self._json(logger, method, dict(event)))
+        self._file.emit(logging.LogRecord("dcnr", logging.INFO, "", 0, line, None, None))
+        return str(self._plain(logger, method, dict(event)))
+
+
+def open_log(home: Path, name: str, level: str) -> structlog.typing.FilteringBoundLogger:
+    """A logger bound to the PNode's name."""
+    file = RotatingFileHandler(home / f"{name}.log", maxBytes=FILE_BYTES, backupCount=FILES, encoding="utf-8")
+    logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
+        structlog.PrintLogger(sys.stderr),
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _Tee(file),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+    )
+    bound: structlog.typing.FilteringBoundLogger = logger.bind(pnode=name)
+    return bound

@@ -1,0 +1,148 @@
+"""`dcnr-pnode`: one PNode. Ends in good order on SIGTERM and SIGINT; a second signal ends it at once.
+
+Exit codes: 0, 1 refused or failed, 2 usage, 69 address can't be had, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from wire.errors import DCNRError, UsageError
+
+if TYPE_CHECKING:
+    from pnode.daemon import Daemon, Options
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, hint="dcnr-pnode --help")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All options."""
+    parser = _Parser(prog="dcnr-pnode", description="A PNode: computes the VNodes that an orchestrator places here.")
+    parser.add_argument("--name", required=True, help="the PNode's id: 1 to 63 of a-z 0-9 - _")
+    parser.add_argument("--orchestrator", required=True, metavar="ADDRESS", help="such as tcp://127.0.0.1:7700")
+    parser.add_argument("--bind", default="tcp://127.0.0.1:0", metavar="ADDRESS", help="where to listen (%(default)s)")
+    parser.add_argument("--advertise", action="append", default=[], metavar="ADDRESS",
+                        help="where others reach this PNode, if not at the bound address; may be repeated")  # fmt: skip
+    parser.add_argument("--device", action="append", default=[], metavar="cpu|cuda|cuda:N",
+                        help="a device to compute on; may be repeated (cpu)")  # fmt: skip
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="torch threads (all cores of this process)")
+    parser.add_argument("--home", type=Path, default=None, metavar="DIR", help="for logs and fetched files")
+    parser.add_argument("--store", default="", metavar="URL", help="use this store instead of the orchestrator's")
+    parser.add_argument("--log-level", default="info", choices=LEVELS)
+    parser.add_argument("--metrics-port", type=int, default=0, metavar="PORT", help="Prometheus metrics (off)")
+    parser.add_argument("--wait-limit", type=float, default=900.0, metavar="SECONDS",
+                        help="how long a run waits for a peer or the store (%(default)g)")  # fmt: skip
+    parser.add_argument("--compute-limit", type=float, default=900.0, metavar="SECONDS",
+                        help="how long one action may compute (%(default)g)")  # fmt: skip
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run a PNode and exit."""
+    sys.exit(run(argv))
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run a PNode; the exit code. Every foreseen error is one line."""
+    try:
+        arguments = make_parser().parse_args(argv)
+        return asyncio.run(_serve(arguments))
+    except DCNRError as error:
+        print(f"dcnr-pnode: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _devices(names: Sequence[str]) -> tuple[str, ...]:
+    import torch
+
+    found = tuple(dict.fromkeys(names)) or ("cpu",)
+    for name in found:
+        try:
+            device = torch.device(name)
+        except RuntimeError as error:
+            raise UsageError(f"there is no device {name!r}", hint="cpu, cuda or cuda:N") from error
+        if device.type not in ("cpu", "cuda"):
+            raise UsageError(f"device {name!r} is not supported", hint="cpu, cuda or cuda:N")
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise UsageError(f"this machine has {torch.cuda.device_count()} CUDA devices, no {name}")
+    return found
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    from importlib.metadata import version
+
+    import platformdirs
+
+    from pnode.daemon import Options
+    from pnode.hub import Bounds
+    from pnode.measure import default_threads
+    from wire.endpoint import check_address
+    from wire.ids import checked_id
+
+    checked_id(arguments.name, "PNode id")
+    check_address(arguments.orchestrator)
+    if arguments.threads < 0 or arguments.wait_limit <= 0 or arguments.compute_limit <= 0:
+        raise UsageError("--threads, --wait-limit and --compute-limit are above 0")
+    home = arguments.home or Path(
+        os.environ.get("DCNR_HOME") or platformdirs.user_data_path("dcnr")
+    ) / "pnodes" / arguments.name  # fmt: skip
+    home.mkdir(parents=True, exist_ok=True)
+    return Options(
+        name=arguments.name, orchestrator=arguments.orchestrator, home=home, devices=_devices(arguments.device),
+        threads=arguments.threads or default_threads(), store=arguments.store, version=version("dcnr"),
+        bounds=Bounds(wait_s=arguments.wait_limit, compute_s=arguments.compute_limit),
+    )  # fmt: skip
+
+
+async def _serve(arguments: argparse.Namespace) -> int:
+    from pnode.daemon import Daemon
+    from pnode.logs import open_log
+    from pnode.measure import tune_process
+    from wire.zmq_bus import ZmqBus
+
+    options = _options(arguments)
+    tune_process()
+    log = open_log(options.home, arguments.name, arguments.log_level)
+    bus = ZmqBus(options.name, bind=arguments.bind, advertise=arguments.advertise)
+    daemon = Daemon(options, bus, log)
+    if arguments.metrics_port:
+        from pnode.metrics import serve
+
+        serve(daemon, arguments.metrics_port)
+    _watch_signals(daemon)
+    log.info("starting", pid=os.getpid(), orchestrator=options.orchestrator, threads=options.threads)
+    await daemon.run()
+    log.info("ended")
+    return 0
+
+
+def _watch_signals(daemon: Daemon) -> None:
+    loop = asyncio.get_running_loop()
+    seen: list[int] = []
+
+    def stop(number: int) -> None:
+        seen.append(number)
+        if len(seen) > 1:
+            os._exit(128 + number)
+        daemon.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)
+
+
+if __name__ == "__main__":
+    main()

@@ -37,7 +37,7 @@ class _Bytes(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What goes in and what comes out. `inputs`: name -> (dtype, shape); `needed`: those that more than the loss reads."""
+    """What goes in and what comes out. `inputs`: name -> (dtype, shape); `needed`: what more than the loss reads."""
 
     name: str
     inputs: dict[str, tuple[str, tuple[int | str, ...]]]

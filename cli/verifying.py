@@ -1,7 +1,7 @@
 """Is a distributed run the one-process run? Real PNode processes over TCP on one side, `pnode.reference` on the other.
 
-The reference runs in this process, with as many threads as each PNode, and leaves the gradients and weights of every step
-in a temporary folder. Then the same network runs, traced, on a private cluster, once for each placement; each step is
+The reference runs in this process, with as many threads as each PNode, and leaves the tensors of each step in a
+temporary folder. Then the same network runs, traced, on a private cluster, once for each placement; each step is
 compared as soon as the store has it, and deleted there. Nothing is left when it ends, however it ends.
 """
 

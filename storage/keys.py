@@ -52,7 +52,7 @@ def check_prefix(prefix: str) -> str:
     *folders, tail = prefix.split("/")
     for segment in folders:
         _check_segment(prefix, segment)
-    if not _PREFIX_TAIL.fullmatch(tail) or ".." in tail:
+    if len(tail) > MAX_SEGMENT or not _PREFIX_TAIL.fullmatch(tail) or ".." in tail:
         raise BadKeyError(f"no key can begin with {shown(prefix)}", hint="segments are a-z 0-9 . _ -, joined by /")
     return prefix
 

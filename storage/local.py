@@ -127,13 +127,14 @@ class LocalStore:
         def swap(key: str, temporary: Path) -> None:
             try:
                 found = self._read(key, MAX_GET_BYTES).etag
-            except NotFoundError:
-                found = "gone"
-            if found != etag:
+            except (FileNotFoundError, NotADirectoryError):
+                found = ""
+            if not found or found != etag:
                 raise ConflictError(
-                    f"{self.url}: {key} is {found[:16]}…, not {etag[:16]}…, which was read before", key=key,
+                    f"{self.url}: {key} is {found[:16] or 'gone'}, no longer the {etag[:16]} that was read before",
+                    key=key,
                     hint="somebody else wrote it in the meantime; read it again",
-                )  # fmt: skip
+                )
             self._replace(key, temporary)
 
         return await self._run(key, lambda: self._write(key, data, swap))

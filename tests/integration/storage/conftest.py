@@ -1,0 +1,47 @@
+"""One SeaweedFS for all storage tests, and a fresh store of each kind for each test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from storage import Store, open_store
+from tests.seaweed import ENVIRONMENT, Seaweed, seaweed_server
+
+BUCKET = "dcnr-tests"
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+    """The server, with one bucket."""
+    with seaweed_server(tmp_path_factory.mktemp("seaweed") / "data") as server:
+        server.make_bucket(BUCKET)
+        yield server
+
+
+@pytest.fixture
+def s3_url(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A store URL with a prefix of its own, and the credentials in the environment."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    return seaweed.url(BUCKET, f"t-{uuid.uuid4().hex}")
+
+
+@pytest.fixture(params=["local", "s3", "prefix"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    """An empty store: a folder, a prefix in a bucket, a view of a folder."""
+    if request.param == "s3":
+        opened = open_store(request.getfixturevalue("s3_url"))
+    else:
+        opened = open_store(str(tmp_path / "store"))
+    if request.param == "prefix":
+        from storage import PrefixStore
+
+        await opened.put("other/secret", b"not yours")
+        yield PrefixStore(opened, "mine/", owns=True)
+    else:
+        yield opened
+    await opened.close()

@@ -194,7 +194,7 @@ async def probe(address: str, timeout_s: float) -> None:
 def decode(frames: Sequence[Any], body: type[T], what: str) -> T:
     """The msgpack body of an answer as its type. Raises `RemoteError`."""
     if body is type(None):
-        return None  # type: ignore[return-value]
+        return None
     if not frames:
         raise RemoteError(f"the answer to {what} has no body", hint="is the orchestrator of another version?")
     try:

@@ -70,10 +70,21 @@ def claim(home: Path) -> None:
     pid, birth = owner.get("pid"), owner.get("birth")
     if isinstance(pid, int) and pid != os.getpid() and birth and birth_of(pid) == birth:
         raise DCNRError(f"a demo already runs in {home} (pid {pid})", hint="--home another folder, or wait for it")
+    end_processes(home)
+    write_json(home / "demo.json", {"pid": os.getpid(), "birth": birth_of(os.getpid())})
+
+
+def leave(home: Path) -> None:
+    """End every process of the demo and give its home back."""
+    end_processes(home)
+    (home / "demo.json").unlink(missing_ok=True)
+
+
+def end_processes(home: Path) -> None:
+    """Whatever `cluster.json` names and still runs."""
     left = Cluster.read(home)
     if left is not None:
         clusters.stop(left)
-    write_json(home / "demo.json", {"pid": os.getpid(), "birth": birth_of(os.getpid())})
 
 
 def begin(plan: DemoPlan, terminal: Terminal) -> Cluster:
@@ -82,9 +93,8 @@ def begin(plan: DemoPlan, terminal: Terminal) -> Cluster:
     if plan.fresh and store.exists():
         clusters.forget(plan.home, keep_nothing_of(plan.home))
         terminal.line("starting anew: the store of the last demo is deleted")
-    terminal.line(
-        f"DCNR demo: {plan.network} across {units.plural(plan.pnodes, 'PNode process')} over TCP", style="bold"
-    )
+    processes = units.plural(plan.pnodes, "PNode process")
+    terminal.line(f"DCNR demo: {plan.network} across {processes} over TCP", style="bold")
     with terminal.waiting("starting an orchestrator and the PNodes"):
         return clusters.start(plan.home, pnodes=plan.pnodes)
 

@@ -108,12 +108,12 @@ def show_types(terminal: Terminal, types: Mapping[str, NodeType], *, detailed: b
         return
     for name, kind in types.items():
         terminal.line(f"{name}: {kind.doc}", style="bold")
-        rows = []
+        parameters: list[tuple[str, ...]] = []
         for field, info in kind.params.model_fields.items():
             default = "needed" if info.is_required() else repr(info.get_default(call_default_factory=True))
             annotation = str(getattr(info.annotation, "__name__", info.annotation)).replace("typing.", "")
-            rows.append((info.alias or field, annotation, default, info.description or ""))
-        terminal.table(("parameter", "type", "default", "about"), rows, empty="it has no parameters")
+            parameters.append((info.alias or field, annotation, default, info.description or ""))
+        terminal.table(("parameter", "type", "default", "about"), parameters, empty="it has no parameters")
 
 
 def show_plan(terminal: Terminal, network: str, plan: PlanInfo) -> None:

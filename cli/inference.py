@@ -126,7 +126,7 @@ class Route:
             [TensorMeta(array.dtype.name, list(array.shape)) for array in arrays],
             split, start, count, position, cache,
         )  # fmt: skip
-        frames = [memoryview(array.reshape(-1).view(np.uint8)) for array in arrays]
+        frames = [array.tobytes() for array in arrays]
         call = _Call(frozenset(outputs))
         self._waiting[number] = call
         try:

@@ -14,6 +14,8 @@ from wire.errors import DCNRError
 from wire.messages import StepReport
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pnode.data import BatchSource
     from pnode.reference import Reference, Step
 
@@ -89,7 +91,7 @@ def batches(prepared: Prepared) -> BatchSource:
 def _save(prepared: Prepared, trained: Reference, steps: int, save: str, terminal: Terminal) -> None:
     from cli.exporting import weights_of, write_folder
 
-    weights = {}
+    weights: dict[str, Tensor] = {}
     for vnode, tensors in trained.state().items():
         weights |= weights_of(vnode, tensors)
     about = {"session": "", "step": str(steps), "data": prepared.packed.info}

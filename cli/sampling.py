@@ -48,7 +48,7 @@ def probabilities(logits_V: NDArray[np.float32], sampling: Sampling) -> NDArray[
         before = np.cumsum(weights[order]) - weights[order]
         weights[order[before >= sampling.top_p]] = 0.0
         weights /= weights.sum()
-    return weights
+    return np.asarray(weights, dtype=np.float64)
 
 
 def choose(logits_V: NDArray[np.float32], sampling: Sampling, draw: np.random.Generator) -> int:
@@ -56,4 +56,5 @@ def choose(logits_V: NDArray[np.float32], sampling: Sampling, draw: np.random.Ge
     weights = probabilities(logits_V, sampling)
     if sampling.temperature == 0:
         return int(np.argmax(weights))
-    return int(min(len(weights) - 1, np.searchsorted(np.cumsum(weights), draw.random(), side="right")))
+    place = int(np.searchsorted(np.cumsum(weights), draw.random(), side="right"))
+    return min(len(weights) - 1, place)

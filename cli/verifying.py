@@ -110,7 +110,7 @@ def run_reference(
         moved(done.step)
 
     def trace(step: int, vnodes: VNodes) -> None:
-        flat = {}
+        flat: dict[str, Any] = {}
         for node in vnodes.modules:
             tensors = {key: value for key, value in vnodes.state(node).items() if key.startswith(("param.", "buffer."))}
             tensors |= {f"grad.{name}": value for name, value in vnodes.gradients(node).items()}

@@ -9,7 +9,7 @@ import typer
 from cli.options import HomeOption, OrchestratorOption, Output, OutputOption, TimeoutOption
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from cli.cluster import Cluster
     from cli.terminal import Terminal
@@ -185,7 +185,7 @@ def orchestrator(
     """Run an orchestrator here, in the foreground."""
     from cli.cluster import store_url
     from cli.context import home_folder, parse_address
-    from orchestrator.main import main as run_orchestrator
+    from orchestrator.main import run as run_orchestrator
 
     folder = home_folder(home)
     address = parse_address(bind) if not bind.endswith(":0") else bind
@@ -197,7 +197,10 @@ def pnode(
     name: Annotated[str, typer.Option(help="This PNode's id in the cluster; default: the host's name.")] = "",
     orchestrator: OrchestratorOption = None,
     bind: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; port 0: any.")] = "tcp://127.0.0.1:0",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    advertise: Annotated[
+        list[str] | None, typer.Option(metavar="ADDRESS", help="Where others reach it, if not at the bound address.")
+    ] = None,
+    device: Annotated[list[str] | None, typer.Option(help="cpu, cuda or cuda:1; repeatable. [default: cpu]")] = None,
     threads: Annotated[int, typer.Option(min=0, help="Threads to compute with; 0: all cores.")] = 0,
     home: HomeOption = None,
 ) -> None:
@@ -207,23 +210,20 @@ def pnode(
 
     from cli.cluster import available_cores
     from cli.context import home_folder, orchestrator_address
-    from pnode.main import main as run_pnode
+    from pnode.main import run as run_pnode
 
     folder = home_folder(home)
     name = name or re.sub(r"[^a-z0-9_-]+", "-", socket.gethostname().split(".")[0].lower()).strip("-") or "pnode"
     arguments = ["--name", name, "--orchestrator", orchestrator_address(orchestrator, folder), "--bind", bind]
-    arguments += ["--device", device, "--threads", str(threads or available_cores()), "--home", str(_own(folder, name))]
+    arguments += ["--threads", str(threads or available_cores()), "--home", str(folder / name)]
+    arguments += [part for address in advertise or () for part in ("--advertise", address)]
+    arguments += [part for one in device or ("cpu",) for part in ("--device", one)]
     raise typer.Exit(_daemon(run_pnode, arguments))
 
 
-def _own(folder: Path, name: str) -> Path:
-    return folder / name
-
-
-def _daemon(main: object, arguments: list[str]) -> int:
+def _daemon(serve: Callable[[list[str]], int], arguments: list[str]) -> int:
+    """Hand this process over to a daemon, with its own handling of signals."""
     import signal
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    assert callable(main)
-    code = main(arguments)
-    return int(code or 0)
+    return serve(arguments)

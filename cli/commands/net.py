@@ -20,6 +20,9 @@ from cli.options import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from cli.terminal import Terminal
+    from networks.load import Network
+
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Network files: list, create, check, show.")
 
 VocabOption = Annotated[
@@ -52,14 +55,11 @@ def ls(
     terminal.next("dcnr net show gpt-char", "dcnr net new my-net", "dcnr train mlp-digits")
 
 
-def _registered(terminal: object, orchestrator: str | None, home: str | None, timeout: float) -> None:
+def _registered(terminal: Terminal, orchestrator: str | None, home: str | None, timeout: float) -> None:
     from cli.client import Client
     from cli.running import run
-    from cli.terminal import Terminal
     from cli.units import count
     from wire.messages import NetworkInfo
-
-    assert isinstance(terminal, Terminal)
 
     async def ask() -> list[NetworkInfo]:
         async with Client.to(orchestrator, home, terminal, timeout_s=timeout) as client:
@@ -204,16 +204,14 @@ def schema() -> None:
     Terminal("json").record(json_schema())
 
 
-def loaded(source: str, sets: list[str], vocab: int, terminal: object):  # type: ignore[no-untyped-def]
+def loaded(source: str, sets: list[str], vocab: int, terminal: Terminal) -> Network:
     """A network of a file; where it needs the vocabulary's size and none is given, from its packed data."""
     from cli.preparing import Overrides, prepare
     from cli.starting import data_cache
-    from cli.terminal import Terminal
     from networks.load import load, read_recipe
 
-    assert isinstance(terminal, Terminal)
     recipe = read_recipe(source, sets)
-    needs = recipe is not None and recipe.data is not None and recipe.data.text is not None
+    needs = recipe.data is not None and recipe.data.text is not None
     if vocab or not needs:
         return load(source, sets=sets, vars={"vocab": vocab} if vocab else {})
     return prepare(source, Overrides.of(sets), terminal, cache=data_cache()).network

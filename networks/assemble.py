@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from networks.diagnostics import Diagnostics, Place, quote
-from networks.expand import Flat, FlatEdge, FlatNode, Port, shown
+from networks.expand import Flat, FlatEdge, FlatNode
 from networks.graph import Edge, Graph, Node, NodeCost, NodeId, PortRef, TensorSpec
+from networks.scopes import Port, shown
 from networks.types import REGISTRY, ShapeError, infer
 
 LOSS = "loss"

@@ -19,11 +19,12 @@ from pydantic import ValidationError
 
 from networks.assemble import Heading, assemble
 from networks.diagnostics import Diagnostics, Place, Spot, literal
-from networks.expand import MAX_EDGES, MAX_NODES, Flat, FlatEdge, FlatNode, Port
+from networks.expand import MAX_EDGES, MAX_NODES, Flat, FlatEdge, FlatNode
 from networks.expressions import VarValue
 from networks.graph import Graph, PortRef, TensorSpec
 from networks.model import InputEntry, is_id
 from networks.recipe import Recipe
+from networks.scopes import Port
 from networks.types import REGISTRY
 from networks.yaml_source import SourceText
 from wire.errors import RemoteError

@@ -11,9 +11,9 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from wire.bus import Buffer, Handler, LossHandler
 from wire.codec import Payload
@@ -28,6 +28,13 @@ from wire.requests import AnswerMemory, RefusedError, Standing, is_exchange, req
 
 TICK_S = 0.005
 """Timers closer together than this fire together."""
+
+
+class Handle(Protocol):
+    """Something scheduled."""
+
+    def cancel(self) -> None:
+        """Don't do it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +75,7 @@ class Driver(ABC):
         self._memory = AnswerMemory(limits)
         self._upcalls: deque[Deliver | Lost] = deque()
         self._in_upcall = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Handle | None = None
         self._timer_at = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -83,6 +90,20 @@ class Driver(ABC):
     @abstractmethod
     def _release(self, route: Route) -> None:
         """Nobody is reached by this route any longer."""
+
+    def _now(self) -> float:
+        """The time, in seconds of a clock that never goes back."""
+        return time.monotonic()
+
+    def _call_later(self, delay_s: float, what: Callable[[], None]) -> Handle:
+        return self._running_loop.call_later(delay_s, what)
+
+    def _call_soon(self, what: Callable[[], None]) -> None:
+        self._running_loop.call_soon(what)
+
+    def _failed(self, error: Exception) -> None:
+        """A handler raised; the bus goes on."""
+        self._running_loop.call_exception_handler({"message": "a handler of the bus failed", "exception": error})
 
     # ------------------------------------------------------------ Bus
 
@@ -185,9 +206,6 @@ class Driver(ABC):
             self._loop = asyncio.get_running_loop()
         return self._loop
 
-    def _now(self) -> float:
-        return time.monotonic()
-
     def _usable(self) -> None:
         if self._closed:
             raise MisuseError("the bus is closed")
@@ -226,7 +244,7 @@ class Driver(ABC):
             self._timer.cancel()
         self._timer_at = soonest
         delay_s = max(soonest - self._now(), TICK_S)
-        self._timer = self._running_loop.call_later(delay_s, self._tick)
+        self._timer = self._call_later(delay_s, self._tick)
 
     def _perform(self, commands: list[Command]) -> None:
         for command in commands:
@@ -238,7 +256,7 @@ class Driver(ABC):
             return
         local = any(type(up) is Deliver and up.sender == self.me for up in self._upcalls)
         if local:
-            self._running_loop.call_soon(self._run_upcalls)
+            self._call_soon(self._run_upcalls)
         else:
             self._run_upcalls()
 
@@ -256,9 +274,7 @@ class Driver(ABC):
                     elif type(upcall) is Lost:
                         self._lost(upcall)
                 except Exception as error:
-                    self._running_loop.call_exception_handler(
-                        {"message": "a handler of the bus failed", "exception": error}
-                    )
+                    self._failed(error)
         finally:
             self._in_upcall = False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import MutableMapping
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ class _Tee:
         self._json = structlog.processors.JSONRenderer()
         self._plain = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
 
-    def __call__(self, logger: Any, method: str, event: dict[str, Any]) -> str:
+    def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
         line = str(self._json(logger, method, dict(event)))
         self._file.emit(logging.LogRecord("dcnr", logging.INFO, "", 0, line, None, None))
         return str(self._plain(logger, method, dict(event)))

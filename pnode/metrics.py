@@ -48,7 +48,7 @@ class Collector:
 def serve(daemon: Daemon, port: int) -> None:
     """Answer on http://127.0.0.1:port/metrics. Raises UsageError if the port is taken."""
     registry = CollectorRegistry()
-    registry.register(Collector(daemon))  # type: ignore[arg-type]
+    registry.register(Collector(daemon))
     try:
         start_http_server(port, addr="127.0.0.1", registry=registry)
     except OSError as error:

@@ -23,7 +23,8 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from types import TracebackType
+from typing import BinaryIO, NamedTuple, Self, TypeVar
 
 from storage.keys import check_key, check_prefix
 from storage.store import (
@@ -181,10 +182,12 @@ class LocalStore:
     async def close(self) -> None:
         """Nothing is held open."""
 
-    async def __aenter__(self) -> LocalStore:
+    async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *error: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
 
     async def _run(self, key: str, work: Callable[[], T]) -> T:

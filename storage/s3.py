@@ -22,7 +22,8 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 from urllib.parse import SplitResult, parse_qs
 
 import aioboto3
@@ -30,7 +31,15 @@ import aiohttp
 import stamina
 import stamina.instrumentation
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError, PartialCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
+from botocore.exceptions import ConnectionError as BotoConnectionError
 
 from storage.keys import check_key, check_prefix
 from storage.s3_multipart import Multipart
@@ -60,6 +69,9 @@ _AGAIN_CODES = {
     "SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "ConditionalRequestConflict",
     "OperationAborted", "Throttling", "ThrottlingException", "RequestTimeoutException",
 }  # fmt: skip
+_TRANSPORT = (
+    HTTPClientError, BotoConnectionError, IncompleteReadError, aiohttp.ClientError, TimeoutError, OSError,
+)  # fmt: skip
 _MISSING_CODES = {"NoSuchKey", "404", "NotFound", "NoSuchUpload"}
 
 stamina.instrumentation.set_on_retry_hooks([stamina.instrumentation.LoggingOnRetryHook])
@@ -176,10 +188,12 @@ class S3Store:
         self._closed = True
         await self._stack.aclose()
 
-    async def __aenter__(self) -> S3Store:
+    async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *error: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
 
     async def probe(self) -> None:
@@ -253,11 +267,9 @@ class S3Store:
         """The next chunk, b"" at the end. Raises _AgainError if it breaks off, whatever the HTTP library calls that."""
         try:
             chunk: bytes = await body.read(CHUNK_BYTES)
-        except (HTTPClientError, aiohttp.ClientError, TimeoutError, OSError) as error:
+        except _TRANSPORT as error:
             cause = f"{type(error).__name__}: {error}"
             raise _AgainError(f"the body broke off after {position} of {size} bytes ({cause[:200]})") from error
-        except BotoCoreError as error:
-            raise _AgainError(f"the body broke off after {position} of {size} bytes ({error})") from error
         if not chunk and position != size:
             raise _AgainError(f"the body ended after {position} of {size} bytes")
         return chunk
@@ -453,7 +465,7 @@ class S3Store:
                 f"{self.url}: no credentials for S3", key=key,
                 hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
             )  # fmt: skip
-        if isinstance(error, HTTPClientError | aiohttp.ClientError | TimeoutError | OSError):
+        if isinstance(error, _TRANSPORT):
             return _AgainError(f"{type(error).__name__}: {str(error)[:300] or 'no answer in time'}")
         return StoreUnavailableError(f"{self.url}: {what} {key}: {error}", key=key, hint="check the store URL")
 

@@ -118,6 +118,14 @@ class Store(Protocol):
     async def close(self) -> None:
         """Release connections. Idempotent."""
 
+    async def __aenter__(self) -> Self:
+        """Nothing is opened yet."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+
 
 def digest_of(data: Buffer) -> str:
     """Lower-case hex SHA-256."""

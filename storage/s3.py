@@ -31,17 +31,10 @@ import aiohttp
 import stamina
 import stamina.instrumentation
 from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    HTTPClientError,
-    IncompleteReadError,
-    NoCredentialsError,
-    PartialCredentialsError,
-)
-from botocore.exceptions import ConnectionError as BotoConnectionError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from storage.keys import check_key, check_prefix
+from storage.s3_errors import TRANSPORT, AgainError, PreconditionError, explain, gave_up
 from storage.s3_multipart import Multipart
 from storage.s3_probe import probe_s3
 from storage.store import (
@@ -49,13 +42,11 @@ from storage.store import (
     MAX_GET_BYTES,
     Buffer,
     ConflictError,
-    CorruptError,
     Entry,
     NotFoundError,
     PrefixStore,
     Store,
     Stored,
-    StoreError,
     StoreUnavailableError,
     check_sha256,
     digest_of,
@@ -64,15 +55,6 @@ from storage.store import (
 from wire.errors import MisuseError, UsageError
 
 T = TypeVar("T")
-
-_AGAIN_CODES = {
-    "SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "ConditionalRequestConflict",
-    "OperationAborted", "Throttling", "ThrottlingException", "RequestTimeoutException",
-}  # fmt: skip
-_TRANSPORT = (
-    HTTPClientError, BotoConnectionError, IncompleteReadError, aiohttp.ClientError, TimeoutError, OSError,
-)  # fmt: skip
-_MISSING_CODES = {"NoSuchKey", "404", "NotFound", "NoSuchUpload"}
 
 stamina.instrumentation.set_on_retry_hooks([stamina.instrumentation.LoggingOnRetryHook])
 
@@ -120,18 +102,6 @@ def open_s3(parts: SplitResult, limits: S3Limits | None = None) -> Store:
     )
     prefix = parts.path.strip("/")
     return PrefixStore(store, prefix + "/", owns=True) if prefix else store
-
-
-class _AgainError(Exception):
-    """An attempt failed in a way that the next one may not; `corrupt` says that the bytes themselves were wrong."""
-
-    def __init__(self, text: str, *, corrupt: bool = False) -> None:
-        super().__init__(text)
-        self.corrupt = corrupt
-
-
-class _Precondition(Exception):
-    """412, or 404 to IfMatch: somebody else's object is there, or none; or our own, whose reply was lost."""
 
 
 @dataclass(slots=True)
@@ -221,7 +191,7 @@ class S3Store:
             actual = await asyncio.to_thread(digest_of, data)
             wanted = expected or sha256
             if wanted and actual != wanted:
-                raise _AgainError(
+                raise AgainError(
                     f"{len(data)} bytes with SHA-256 {actual[:16]}…, expected {wanted[:16]}…", corrupt=True
                 )
             check_sha256(key, self.url, actual, sha256, len(data))
@@ -237,7 +207,7 @@ class S3Store:
         while True:
             try:
                 answer = await self._retry("get", key, functools.partial(self._open, key, position, etag))
-            except _Precondition as error:
+            except PreconditionError as error:
                 raise StoreUnavailableError(f"{self.url}: {key} was replaced while it was read", key=key) from error
             etag, size = answer["ETag"], position + answer["ContentLength"]
             expected, body = answer["Metadata"].get("sha256"), answer["Body"]
@@ -247,12 +217,12 @@ class S3Store:
                     position += len(chunk)
                     yield chunk
                 break
-            except _AgainError as error:
+            except AgainError as error:
                 tries, last = tries + 1, str(error)
             finally:
                 body.close()
             if tries >= self._limits.attempts:
-                raise self._gave_up("get", key, last, tries)
+                raise gave_up(self.url, "get", key, last, tries)
             await asyncio.sleep(min(self._limits.wait_initial_s * 2**tries, self._limits.wait_max_s))
         check_sha256(key, self.url, digest.hexdigest(), expected, position)
         check_sha256(key, self.url, digest.hexdigest(), sha256, position)
@@ -264,14 +234,14 @@ class S3Store:
             return await client.get_object(Bucket=self.bucket, Key=key, **extra)
 
     async def _read(self, key: str, body: Any, position: int, size: int) -> bytes:
-        """The next chunk, b"" at the end. Raises _AgainError if it breaks off, whatever the HTTP library calls that."""
+        """The next chunk, b"" at the end. Raises AgainError if it breaks off, whatever the HTTP library calls that."""
         try:
             chunk: bytes = await body.read(CHUNK_BYTES)
-        except _TRANSPORT as error:
+        except TRANSPORT as error:
             cause = f"{type(error).__name__}: {error}"
-            raise _AgainError(f"the body broke off after {position} of {size} bytes ({cause[:200]})") from error
+            raise AgainError(f"the body broke off after {position} of {size} bytes ({cause[:200]})") from error
         if not chunk and position != size:
-            raise _AgainError(f"the body ended after {position} of {size} bytes")
+            raise AgainError(f"the body ended after {position} of {size} bytes")
         return chunk
 
     async def head(self, key: str) -> Entry:
@@ -321,7 +291,7 @@ class S3Store:
         check_key(key)
         try:
             return await self._put(key, data, {"IfNoneMatch": "*"})
-        except _Precondition as error:
+        except PreconditionError as error:
             raise ConflictError(
                 f"{self.url}: {key} exists already", key=key, hint="somebody else wrote it first; read it"
             ) from error
@@ -331,7 +301,7 @@ class S3Store:
         check_key(key)
         try:
             return await self._put(key, data, {"IfMatch": etag})
-        except _Precondition as error:
+        except PreconditionError as error:
             raise ConflictError(
                 f"{self.url}: {key} is not {etag}, which was read before, any more", key=key,
                 hint="somebody else wrote it in the meantime; read it again",
@@ -349,7 +319,7 @@ class S3Store:
 
         try:
             return await self._retry("put", key, attempt, size_bytes=len(body), unsure=bool(condition))
-        except _Precondition as error:
+        except PreconditionError as error:
             if etag := await self.own_etag(key, writer):
                 return etag
             if not condition:
@@ -431,7 +401,7 @@ class S3Store:
         limits, tries = self._limits, 0
         try:
             async for attempt in stamina.retry_context(
-                on=_AgainError, attempts=limits.attempts, timeout=None, wait_initial=limits.wait_initial_s,
+                on=AgainError, attempts=limits.attempts, timeout=None, wait_initial=limits.wait_initial_s,
                 wait_max=limits.wait_max_s, wait_jitter=limits.jitter_s,
             ):  # fmt: skip
                 with attempt:
@@ -440,47 +410,7 @@ class S3Store:
                         async with asyncio.timeout(None if size_bytes is None else limits.request_s(size_bytes)):
                             return await work()
                     except (BotoCoreError, ClientError, aiohttp.ClientError, TimeoutError, OSError) as error:
-                        raise self._explain(what, key, error) from error
-        except _AgainError as error:
-            gave_up = self._gave_up(what, key, str(error), tries, corrupt=error.corrupt, unsure=unsure)
-            raise gave_up from error
+                        raise explain(self.url, what, key, error) from error
+        except AgainError as error:
+            raise gave_up(self.url, what, key, str(error), tries, corrupt=error.corrupt, unsure=unsure) from error
         raise AssertionError("unreachable")
-
-    def _gave_up(
-        self, what: str, key: str, cause: str, tries: int, *, corrupt: bool = False, unsure: bool = False
-    ) -> StoreError:
-        text = f"{self.url}: {what} {key}: {cause}; gave up after {tries} attempts"
-        if corrupt:
-            return CorruptError(text, key=key, hint="the stored object is damaged; use an older checkpoint or a copy")
-        if unsure:
-            text += "; it may or may not have been stored"
-        return StoreUnavailableError(text, key=key, hint="check that the store runs and can be reached, then try again")
-
-    def _explain(self, what: str, key: str, error: Exception) -> Exception:
-        """What an error of the client's means: try again, a lost condition, or one of ours."""
-        if isinstance(error, ClientError):
-            return self._explain_answer(what, key, error)
-        if isinstance(error, NoCredentialsError | PartialCredentialsError):
-            return StoreUnavailableError(
-                f"{self.url}: no credentials for S3", key=key,
-                hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
-            )  # fmt: skip
-        if isinstance(error, _TRANSPORT):
-            return _AgainError(f"{type(error).__name__}: {str(error)[:300] or 'no answer in time'}")
-        return StoreUnavailableError(f"{self.url}: {what} {key}: {error}", key=key, hint="check the store URL")
-
-    def _explain_answer(self, what: str, key: str, error: ClientError) -> Exception:
-        code = str(error.response.get("Error", {}).get("Code", ""))
-        said = str(error.response.get("Error", {}).get("Message", ""))[:300]
-        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        text = f"{self.url}: {what} {key}: {code} {said} (HTTP {status})"
-        if status == 412 or code == "PreconditionFailed":
-            return _Precondition(text)
-        if code == "NoSuchBucket":
-            return StoreUnavailableError(f"{self.url}: there is no bucket {self.bucket}", key=key, hint="create it")
-        if code in _MISSING_CODES or status == 404:
-            return _Precondition(text) if what == "put" else NotFoundError(f"{self.url}: there is no {key}", key=key)
-        if code in _AGAIN_CODES or status in (408, 409, 429) or (status >= 500 and status != 501):
-            return _AgainError(f"{code} {said} (HTTP {status})")
-        hint = "check the credentials and their rights" if status in (401, 403) else "does this server support it?"
-        return StoreUnavailableError(text, key=key, hint=hint)

@@ -32,8 +32,7 @@ def coloured(text: str, code: str) -> str:
 
 def page(command: Any, ctx: typer.Context) -> str:
     """The whole help page of a command."""
-    usage = " ".join([ctx.command_path, *(_plain(piece) for piece in command.collect_usage_pieces(ctx))])
-    lines = [f"{coloured('Usage:', YELLOW)} {coloured(usage, BOLD)}", ""]
+    lines = [f"{coloured('Usage:', YELLOW)} {coloured(usage_of(command, ctx), BOLD)}", ""]
     lines += [*paragraphs(command.help or ""), ""]
     arguments: list[tuple[str, str]] = []
     options: list[tuple[str, str]] = []
@@ -51,6 +50,11 @@ def page(command: Any, ctx: typer.Context) -> str:
     if command.epilog:
         lines += [*paragraphs(command.epilog), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def usage_of(command: Any, ctx: Any) -> str:
+    """How the command is called, in one line."""
+    return " ".join([ctx.command_path, *(_plain(piece) for piece in command.collect_usage_pieces(ctx))])
 
 
 def _plain(piece: str) -> str:

@@ -41,7 +41,7 @@ class RunState:
     waiting: Sequence[str] = ()
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=40))  # targets, seconds of a step
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=240))
-    moved: float = field(default_factory=time.monotonic)
+    moved: float = field(default_factory=lambda: time.monotonic())
 
     def take(self, reports: Iterable[StepReport]) -> None:
         """Steps were applied."""

@@ -1,0 +1,93 @@
+"""What a person gives a network to read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.card import Card
+from cli.evaluation import Rows, right_answers, score
+from cli.inputs import fit, preview, read_arrays, save
+from wire.errors import BadFileError, UsageError
+
+
+def test_arrays_by_name_and_by_position(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(3))
+    np.savez(tmp_path / "b.npz", x=np.ones(2), y=np.zeros(2))
+    (tmp_path / "c.json").write_text("[[1, 2]]")
+    found = read_arrays([str(tmp_path / "a.npy"), f"y={tmp_path / 'c.json'}"], ["x", "y"])
+    assert found["x"].tolist() == [0, 1, 2]
+    assert found["y"].tolist() == [[1, 2]]
+    assert read_arrays([str(tmp_path / "b.npz")], ["x", "y"])["y"].tolist() == [0, 0]
+
+
+def test_pickles_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "evil.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(BadFileError, match=r"evil\.npy"):
+        read_arrays([str(tmp_path / "evil.npy")], ["x"])
+    (tmp_path / "junk.npy").write_bytes(b"junk")
+    with pytest.raises(BadFileError):
+        read_arrays([str(tmp_path / "junk.npy")], ["x"])
+    with pytest.raises(BadFileError, match="no file"):
+        read_arrays([str(tmp_path / "none.npy")], ["x"])
+
+
+def test_fit() -> None:
+    assert fit(np.zeros((1, 8, 8)), "float32", ("batch", 1, 8, 8), "x").shape == (1, 1, 8, 8)
+    assert fit(np.zeros((5, 1, 8, 8)), "float32", ("batch", 1, 8, 8), "x").dtype == np.float32
+    assert fit(np.zeros((1, 3)), "int64", ("batch", 64), "tokens").shape == (1, 3)
+    with pytest.raises(UsageError, match=r"x expects \(batch, 64\), got \(2, 63\)"):
+        fit(np.zeros((2, 63)), "float32", ("batch", 64), "x")
+    with pytest.raises(UsageError, match="not numbers"):
+        fit(np.array(["a"]), "float32", ("batch",), "x")
+
+
+def test_save(tmp_path: Path) -> None:
+    values = {"logits": np.eye(2)}
+    save(tmp_path / "o.npy", values)
+    assert np.load(tmp_path / "o.npy").tolist() == [[1, 0], [0, 1]]
+    save(tmp_path / "o.json", values)
+    assert json.loads((tmp_path / "o.json").read_text()) == {"logits": [[1, 0], [0, 1]]}
+    with pytest.raises(UsageError):
+        save(tmp_path / "o.txt", values)
+    assert preview(np.arange(20.0)).startswith("float64(20,) [0, 1, 2")
+
+
+def card(name: str, **vars: int) -> Card:
+    from networks.load import load
+
+    return Card.of(load(name, vars=vars).to_bytes())
+
+
+def test_the_card_of_a_classifier() -> None:
+    found = card("mlp-digits")
+    assert found.needed == ("pixels",)
+    assert found.classifies
+    assert found.wanted([]) == ["logits"]
+    with pytest.raises(UsageError, match="does not read text"):
+        found.text_input()
+    with pytest.raises(UsageError, match="no output 'x'"):
+        found.wanted(["x"])
+
+
+def test_the_card_of_a_language_model() -> None:
+    found = card("gpt-char", vocab=65)
+    assert found.text_input() == ("tokens", 64)
+    assert not found.classifies
+
+
+async def test_scores_are_sums_over_targets_in_any_order() -> None:
+    async def ask(start: int, count: int) -> Rows:
+        return Rows(float(sum(range(start, start + count))), count, count // 2, 7)
+
+    found = await score(ask, "s-1", "val", 10, rows_each=4, text=True)
+    assert (found.samples, found.targets, found.loss, found.step) == (10, 10, 4.5, 7)
+    assert found.accuracy == 0.5
+    assert found.perplexity == pytest.approx(90.017, rel=1e-4)
+
+
+def test_accuracy() -> None:
+    assert right_answers(np.array([[0.1, 0.9], [0.8, 0.2]]), np.array([1, 1])) == 1

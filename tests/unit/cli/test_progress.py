@@ -1,0 +1,99 @@
+"""How a run is shown, without a terminal and as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import pytest
+
+from cli import progress
+from cli.progress import JsonView, PlainView, RunState, sparkline, view
+from cli.terminal import Terminal
+from wire.messages import StepReport
+
+
+def step(number: int, loss: float = 2.0) -> StepReport:
+    return StepReport(number, loss, 768, 0.5, 1e-3, 0.1, 12, "")
+
+
+def shown(form: str = "text") -> tuple[io.StringIO, Terminal]:
+    out = io.StringIO()
+    return out, Terminal("json" if form == "json" else "text", stdout=out)
+
+
+def test_state_adds_up() -> None:
+    state = RunState("gpt-1", 100)
+    assert math.isnan(state.eta_s)
+    state.take([step(1), step(2)])
+    assert state.step == 2
+    assert state.rate == pytest.approx(7680)
+    assert state.eta_s == pytest.approx(9.8)
+
+
+def test_plain_lines_come_at_their_interval_and_at_the_end() -> None:
+    out, terminal = shown()
+    lines, state = PlainView(terminal, 1000.0), RunState("gpt-1", 4)
+    lines.begin(state)
+    for number in (1, 2, 3, 4):
+        state.take([step(number)])
+        lines.steps(state, [step(number)])
+    lines.end(state, "finished")
+    got = out.getvalue().splitlines()
+    assert [line.split("  ")[1] for line in got] == ["step 1/4", "step 4/4", "finished at step 4/4"]
+    assert "loss 2.0000" in got[0]
+    assert "7.68k tokens/s" in got[0]
+    assert "\x1b" not in out.getvalue()
+
+
+def test_the_last_state_is_written_even_between_intervals() -> None:
+    out, terminal = shown()
+    lines, state = PlainView(terminal, 1000.0), RunState("gpt-1", 100)
+    for number in (1, 2, 3):
+        state.take([step(number)])
+        lines.steps(state, [step(number)])
+    lines.end(state, "detached")
+    assert "step 3/100" in out.getvalue()
+    assert out.getvalue().endswith("detached at step 3/100\n")
+
+
+def test_a_stall_says_who_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    out, terminal = shown()
+    lines, state = PlainView(terminal, 5.0), RunState("gpt-1", 100, state="running")
+    state.waiting = ["p2: commit of step 17"]
+    lines.idle(state)
+    assert out.getvalue() == ""
+    now = 112.0
+    lines.idle(state)
+    lines.idle(state)
+    assert out.getvalue() == "gpt-1  no progress for 12 s, waiting for p2: commit of step 17\n"
+    now = 123.0
+    lines.idle(state)
+    assert len(out.getvalue().splitlines()) == 2
+
+
+def test_json_lines_are_objects_with_stable_keys() -> None:
+    out, terminal = shown("json")
+    lines, state = view(terminal), RunState("gpt-1", 2)
+    assert isinstance(lines, JsonView)
+    lines.begin(state)
+    state.take([step(1), step(2, math.inf)])
+    lines.steps(state, [step(1), step(2, math.inf)])
+    lines.note(state, "warning", "x\x1b")
+    lines.end(state, "failed")
+    events = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [event["event"] for event in events] == ["start", "step", "step", "note", "end"]
+    assert events[1]["loss"] == 2.0
+    assert events[2]["loss"] is None
+    assert all({"session", "step", "steps"} <= event.keys() for event in events)
+    assert "\x1b" not in out.getvalue()
+
+
+def test_sparkline() -> None:
+    assert sparkline([], 8) == ""
+    assert sparkline([1.0, 1.0], 8) == "▁▁"
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert len(sparkline(list(range(100)), 10)) == 10

@@ -1,0 +1,118 @@
+"""What is printed: literal text, no escape codes away from a terminal, JSON alone with `-o json`."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from cli.running import report
+from cli.terminal import Terminal, literal, literal_block, moves_cursor
+from wire.errors import BadFileError, UnreachableError, UsageError
+
+ESCAPE = "\x1b"
+
+
+class FakeTTY(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def plain() -> tuple[Terminal, io.StringIO, io.StringIO]:
+    out, err = io.StringIO(), io.StringIO()
+    return Terminal(stdout=out, stderr=err), out, err
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("p1", "p1"),
+        ("\x1b[31mred\x1b[0m", "\\x1b[31mred\\x1b[0m"),
+        ("a\nb\tc", "a\\nb    c"),
+        ("\u202eevil", "\\u202eevil"),
+        ("\x9b2J", "\\x9b2J"),
+        ("[bold]x[/]", "[bold]x[/]"),
+        ("é 漢", "é 漢"),
+    ],
+)
+def test_text_is_shown_literally(given: str, shown: str) -> None:
+    assert literal(given) == shown
+
+
+def test_a_block_keeps_its_lines() -> None:
+    assert literal_block("a\nb\x07") == "a\nb\\x07"
+
+
+def test_plain_table_is_aligned_and_has_no_escape_codes() -> None:
+    terminal, out, _ = plain()
+    terminal.table(("name", "size>"), [("a", 5), ("long\x1b[1m", 12345)])
+    assert out.getvalue() == "NAME          SIZE\na                5\nlong\\x1b[1m  12345\n"
+    assert ESCAPE not in out.getvalue()
+
+
+def test_an_empty_table_says_so() -> None:
+    terminal, out, _ = plain()
+    terminal.table(("name",), [], empty="no sessions")
+    assert out.getvalue() == "no sessions\n"
+
+
+def test_markup_in_a_name_is_not_markup_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out = FakeTTY()
+    terminal = Terminal(stdout=out)
+    terminal.table(("name",), [("[bold red]x[/bold red]",)])
+    terminal.line("[link=http://evil]y[/link]")
+    assert "[bold red]x[/bold red]" in out.getvalue()
+    assert "[link=http://evil]y[/link]" in out.getvalue()
+
+
+def test_json_is_alone_on_standard_output() -> None:
+    out = io.StringIO()
+    terminal = Terminal("json", stdout=out)
+    terminal.line("a note")
+    terminal.next("dcnr ps")
+    terminal.table(("a",), [("b",)])
+    terminal.record({"a": 1, "inf": float("inf")})
+    assert json.loads(out.getvalue()) == {"a": 1, "inf": None}
+
+
+@pytest.mark.parametrize("term", ["dumb", "", "unknown"])
+def test_a_dumb_terminal_gets_plain_text(monkeypatch: pytest.MonkeyPatch, term: str) -> None:
+    monkeypatch.setenv("TERM", term)
+    out = FakeTTY()
+    assert not moves_cursor(out)
+    Terminal(stdout=out).line("x", style="red")
+    assert out.getvalue() == "x\n"
+
+
+def test_errors_are_one_or_two_lines() -> None:
+    terminal, out, err = plain()
+    terminal.error("it is broken\x1b", "mend it")
+    assert err.getvalue() == "error: it is broken\\x1b\n  hint: mend it\n"
+    assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("problem", "code"),
+    [
+        (UsageError("x"), 2),
+        (BadFileError("x"), 65),
+        (UnreachableError("x"), 69),
+        (KeyboardInterrupt(), 130),
+        (FileNotFoundError(2, "No such file", "f"), 1),
+        (ExceptionGroup("g", [UnreachableError("x")]), 69),
+    ],
+)
+def test_exit_codes(problem: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(problem) == code
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_bug_is_one_line_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="odd") as caught:
+        raise ValueError("odd")
+    assert report(caught.value) == 1
+    shown = capsys.readouterr().err
+    assert "a bug in DCNR: ValueError: odd (test_terminal.py:" in shown
+    assert len(shown.splitlines()) == 2

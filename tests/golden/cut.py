@@ -21,13 +21,11 @@ from pnode.vnodes import GradientSummary, VNodes
 
 def through_bytes(tensor: Tensor, offset: int = 4) -> Tensor:
     """The tensor as a receiver sees it: a view of raw bytes that begin at an unaligned address."""
-    raw = (
-        tensor.detach().contiguous().view(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
-    )
+    assert tensor.is_contiguous()
+    assert not tensor.requires_grad
+    raw = tensor.view(-1).view(torch.uint8)
     frame = bytearray(offset + raw.numel())
     frame[offset:] = raw.numpy().tobytes()
-    if not raw.numel():
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
     return torch.frombuffer(frame, dtype=tensor.dtype, count=tensor.numel(), offset=offset).view(tensor.shape)
 
 

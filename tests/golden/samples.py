@@ -41,7 +41,7 @@ inputs:
   x: {dtype: float32, shape: [batch, 1, 8, 8]}
   targets: {dtype: int64, shape: [batch]}
 nodes:
-  - {id: conv1, type: conv2d, in: 1, out: 6, padding: 1}
+  - {id: conv1, type: conv2d, in: 1, out: 6, padding: 1, bias: false}
   - {id: bn1, type: batchnorm2d, dim: 6}
   - {id: act1, type: relu}
   - {id: conv2, type: conv2d, in: 6, out: 6, padding: 1, bias: false}
@@ -62,7 +62,7 @@ edges:
   - targets -> loss.targets
 outputs: {logits: head, loss: loss}
 train:
-  batch: 8
+  batch: 24
   steps: 8
   optimizer: {type: sgd, lr: 5e-2, momentum: 0.9, nesterov: true, weight_decay: 1e-3, clip: 2.0}
 """
@@ -160,7 +160,51 @@ train:
   optimizer: {type: adamw, lr: 1e-2, weight_decay: 0.1, clip: 1.0, clip_local: 0.5}
 """
 
-FILES = {"mlp": MLP, "cnn": CNN, "gpt": GPT, "moe": MOE}
+VIEWS = """
+version: 1
+name: views
+inputs:
+  x: {dtype: float32, shape: [batch, 48]}
+  targets: {dtype: int64, shape: [batch, 24]}
+nodes:
+  - {id: fc, type: linear, in: 48, out: 1920}
+  - {id: grid, type: reshape, shape: [40, 48]}
+  - {id: rows, type: linear, in: 48, out: 72}
+  - {id: cut, type: split, parts: 3}
+  - {id: t0, type: transpose}
+  - {id: t1, type: transpose, dim0: 1, dim1: 2}
+  - {id: mix0, type: linear, in: 40, out: 65}
+  - {id: mix1, type: linear, in: 40, out: 65}
+  - {id: third, type: linear, in: 24, out: 24}
+  - {id: t2, type: transpose}
+  - {id: mix2, type: linear, in: 40, out: 65}
+  - {id: scale, type: mean, dim: -1, keepdim: true}
+  - {id: scaled, type: mul}
+  - {id: t3, type: transpose}
+  - {id: means, type: mean, dim: 1, keepdim: true}
+  - {id: weighed, type: mul}
+  - {id: t4, type: transpose}
+  - {id: sum, type: add}
+  - {id: cat, type: concat, dim: -1}
+  - {id: head, type: linear, in: 130, out: 31}
+  - {id: loss, type: cross_entropy}
+edges:
+  - x -> fc -> grid -> rows -> cut
+  - cut.0 -> t0 -> mix0 -> sum
+  - cut.1 -> t1 -> mix1 -> scaled -> t3 -> weighed -> t4 -> sum
+  - t3 -> means -> weighed
+  - cut.2 -> third -> t2 -> mix2 -> scale -> scaled
+  - mix2 -> cat
+  - sum -> cat -> head -> loss.logits
+  - targets -> loss.targets
+outputs: {logits: head, loss: loss}
+train:
+  batch: 8
+  steps: 8
+  optimizer: {type: adamw, lr: 1e-2, clip: 1.0}
+"""
+
+FILES = {"mlp": MLP, "cnn": CNN, "gpt": GPT, "moe": MOE, "views": VIEWS}
 
 
 def read(text: str, folder: Path, *sets: str) -> Network:

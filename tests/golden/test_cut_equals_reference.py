@@ -21,6 +21,7 @@ CASES = {
     "gpt": ("gpt", ("vars.drop=0.1",)),
     "gpt-grouped-rotary": ("gpt", ("vars.drop=0.1", "vars.heads=4", "vars.kv=2", "vars.rotary=true")),
     "moe": ("moe", ()),
+    "views": ("views", ()),
 }
 
 

@@ -12,12 +12,13 @@ from wire.messages import Message, StepReport
 
 @dataclass(frozen=True, slots=True)
 class Acted:
-    """A client asks: start | pause | resume | stop | deploy | undeploy | remove."""
+    """A client asks: start | pause | resume | stop | deploy | undeploy | remove (`force`: even while it runs)."""
 
     action: str
     until: int = 0
     pnodes: int = 0
     placement: Mapping[str, str] = field(default_factory=dict)
+    force: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What the orchestrator stores about networks and sessions, as small JSON objects in the store.
 
 They are the truth; the SQLite registry is an index of them. Layout: `registry/networks/<network>.json`,
-`registry/sessions/<session>.json`, `registry/term.json`, `registry/incarnations.json`.
+`registry/sessions/<session>.json`, `registry/term.json`, `registry/incarnations.json`, `registry/epochs.json`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class SessionRecord(msgspec.Struct, forbid_unknown_fields=True):
     trace: bool
     tag: str
     created: float
+    request_id: str = ""
     until: int = 0
     pnodes: int = 0
     wanted: dict[str, str] = {}
@@ -71,8 +72,16 @@ class IncarnationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     version: int = 1
 
 
+class EpochsRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The last epoch of each deleted session: one of the same id goes on from there, so no epoch is used twice."""
+
+    last: dict[str, int]
+    version: int = 1
+
+
 TERM_KEY = f"{REGISTRY_PREFIX}term.json"
 INCARNATIONS_KEY = f"{REGISTRY_PREFIX}incarnations.json"
+EPOCHS_KEY = f"{REGISTRY_PREFIX}epochs.json"
 NETWORKS_PREFIX = f"{REGISTRY_PREFIX}networks/"
 SESSIONS_PREFIX = f"{REGISTRY_PREFIX}sessions/"
 

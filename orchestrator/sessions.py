@@ -128,6 +128,7 @@ class Session:
         """The deployment under way is to be started when it's prepared."""
         self._hold_after_start: str = ""
         self._committing: set[int] = set()
+        self._asked = 0
         self._story: deque[str] = deque(maxlen=60)
         self._recent: deque[tuple[int, float]] = deque(maxlen=20)
         if restored and self.state in ACTIVE:
@@ -151,6 +152,11 @@ class Session:
     def deployed(self) -> bool:
         """Its VNodes are on PNodes and answer."""
         return self.stage is Stage.UP
+
+    @property
+    def in_use(self) -> bool:
+        """It is deployed, being deployed, or running."""
+        return self.stage is not Stage.DOWN or self.state in ACTIVE
 
     @property
     def pnodes(self) -> list[str]:
@@ -244,7 +250,8 @@ class Session:
                 self._take_down(out)
                 out.append(Record())
             case "remove":
-                self._refuse_if_active("removed")
+                if not event.force:
+                    self._refuse_if_active("removed")
                 self._take_down(out)
                 out.append(events.Delete())
             case other:
@@ -348,7 +355,7 @@ class Session:
         self.waits.pop("raise", None)
         self.stage = Stage.PREPARING
         for pnode in self.pnodes:
-            key = f"prepare {pnode}"
+            key = self._key("prepare", pnode)
             self._wait(key, pnode, "prepare its VNodes", PREPARE_S, now)
             out.append(Send(key, pnode, None, PREPARE_S))
 
@@ -356,7 +363,7 @@ class Session:
         assert self.deployment is not None
         self.deployment.held.clear()
         for pnode in self.pnodes:
-            key = f"start {pnode}"
+            key = self._key("start", pnode)
             message = messages.StartRun(self._new_id(), self.id, self.record.epoch, self._term, self.record.until)
             self._wait(key, pnode, f"start of the run until step {self.record.until}", START_S, now)
             out.append(Send(key, pnode, message, START_S))
@@ -408,8 +415,9 @@ class Session:
         assert self.deployment is not None
         pnode = self.deployment.loss_pnode
         message = messages.HoldRun(self._new_id(), self.id, self.record.epoch, self._term, True)
-        self._wait("hold", pnode, "hold after the step under way", START_S, now)
-        out.append(Send("hold", pnode, message, START_S))
+        key = self._key("hold", pnode)
+        self._wait(key, pnode, "hold after the step under way", START_S, now)
+        out.append(Send(key, pnode, message, START_S))
         limit = max(HOLD_S, 5 * self.step_s)
         for name in self.pnodes:
             if name not in self.deployment.held:
@@ -447,8 +455,7 @@ class Session:
         if set(deployment.held) != set(deployment.incarnations) or len(set(deployment.held.values())) != 1:
             return
         step = next(iter(deployment.held.values()))
-        self.waits.pop("step", None)
-        self.waits.pop("hold", None)
+        self.waits = {key: wait for key, wait in self.waits.items() if key.startswith("commit ")}
         if step > self.record.committed:
             key = f"commit {step}"
             if key not in self.waits:
@@ -526,6 +533,11 @@ class Session:
 
     def _warn(self, text: str, out: list[Command]) -> None:
         out.append(Log("warning", text, self.record.step))
+
+    def _key(self, kind: str, who: str) -> str:
+        """A key that no earlier request has, so that a late answer to that one means nothing."""
+        self._asked += 1
+        return f"{kind} {who} {self._asked}"
 
     def _wait(self, key: str, who: str, what: str, limit_s: float, now: float) -> None:
         self.waits[key] = Wait(who, what, now, now + limit_s)

@@ -1,0 +1,160 @@
+"""From the parts that PNodes saved to a committed checkpoint. The collecting is pure; `Committer` does the rest.
+
+A cut is complete when every PNode of the deployment has told its parts (which may be none), and they cover every VNode
+that has state. Cuts are committed one after another, in ascending order; an older cut that is still incomplete when a
+newer one is committed is dropped, for it can't be the head any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.records import SessionRecord
+from storage.checkpoints import DataPosition, Head, Manifest, commit
+from storage.keys import DIGEST, session_prefix
+from storage.retention import prune
+from storage.store import Store, StoreUnavailableError
+from wire.errors import RemoteError
+from wire.messages import Part
+
+MAX_OPEN_CUTS = 16
+RETRY_S = 2.0
+RETRIES = 30
+
+
+class BadPartsError(RemoteError):
+    """A PNode told parts that can't be its own."""
+
+
+@dataclass(slots=True)
+class Cut:
+    """The parts of one step as far as they are known."""
+
+    step: int
+    parts: dict[str, list[Part]] = field(default_factory=dict)
+    environments: set[str] = field(default_factory=set)
+
+    @property
+    def digests(self) -> set[str]:
+        """Digests of all parts so far."""
+        return {part.digest for parts in self.parts.values() for part in parts}
+
+
+class CutCollector:
+    """The cuts of one deployment. `stateful`: the VNodes that have a part."""
+
+    def __init__(self, epoch: int, placement: Mapping[str, str], stateful: Sequence[str]) -> None:
+        self.epoch = epoch
+        self._placement = dict(placement)
+        self._pnodes = set(placement.values())
+        self._order = {vnode: place for place, vnode in enumerate(placement)}
+        self._stateful = set(stateful)
+        self._open: dict[int, Cut] = {}
+
+    def add(self, pnode: str, step: int, parts: Sequence[Part], environment: Sequence[str]) -> Cut | None:
+        """A PNode's parts of a step; the whole cut if it's complete now. Raises `BadPartsError`."""
+        if pnode not in self._pnodes:
+            raise BadPartsError(f"{pnode} told parts of step {step}, but holds no VNode of this epoch")
+        for part in parts:
+            if self._placement.get(part.vnode) != pnode or not DIGEST.fullmatch(part.digest) or part.size_bytes < 0:
+                raise BadPartsError(f"{pnode} told a part of {part.vnode[:80]!r} of step {step} that can't be its own")
+        cut = self._open.setdefault(step, Cut(step))
+        cut.parts[pnode] = list(parts)
+        cut.environments.add("; ".join(environment))
+        while len(self._open) > MAX_OPEN_CUTS:
+            del self._open[min(self._open)]
+        if set(cut.parts) != self._pnodes:
+            return None
+        missing = self._stateful - {part.vnode for parts_of in cut.parts.values() for part in parts_of}
+        if missing:
+            raise BadPartsError(f"step {step} lacks parts of {', '.join(sorted(missing)[:5])}")
+        return cut
+
+    def ordered(self, cut: Cut) -> list[Part]:
+        """All parts of a cut in the network's order."""
+        parts = [part for parts_of in cut.parts.values() for part in parts_of]
+        return sorted(parts, key=lambda part: self._order[part.vnode])
+
+    def done(self, step: int) -> None:
+        """That cut is committed; it and older ones are forgotten."""
+        for older in [other for other in self._open if other <= step]:
+            del self._open[older]
+
+    def awaited(self) -> dict[int, list[str]]:
+        """By step, the PNodes whose parts are not here yet."""
+        return {step: sorted(self._pnodes - set(cut.parts)) for step, cut in self._open.items()}
+
+    def under_way(self) -> set[str]:
+        """Digests that an open cut names."""
+        return set().union(*(cut.digests for cut in self._open.values()))
+
+
+def environment_note(before: Sequence[str], now: Sequence[str]) -> str:
+    """ "" if results are bit for bit those of an undisturbed run, else why not."""
+    if before and set(before) != set(now):
+        return f"not bit-exact: saved by [{' | '.join(sorted(before))}], continued by [{' | '.join(sorted(now))}]"
+    if len(set(now)) > 1:
+        return f"not bit-exact: its PNodes differ: [{' | '.join(sorted(now))}]"
+    return ""
+
+
+def manifest_of(
+    record: SessionRecord,
+    parts: Sequence[Part],
+    *,
+    step: int,
+    head: Head | None,
+    term: int,
+    batch: int,
+    sampler: str,
+    environment: Sequence[str],
+    created_s: float,
+) -> Manifest:
+    """The manifest of a cut of a session."""
+    return Manifest(
+        session=record.session,
+        network=record.network,
+        network_digest=record.network_digest,
+        step=step,
+        parts=list(parts),
+        data=DataPosition(record.data_digest, record.tokenizer_digest, sampler, record.seed, step, step * batch),
+        counters={"step": step},
+        seed=record.seed,
+        epoch=record.epoch,
+        term=term,
+        parent=head.manifest_key if head is not None else "",
+        environment=sorted(environment),
+        created_s=created_s,
+    )
+
+
+class Committer:
+    """Commits the cuts of one session, one after another; knows its head."""
+
+    def __init__(self, store: Store, network: str, session: str) -> None:
+        self._store = store
+        self.prefix = session_prefix(network, session)
+        self.lock = asyncio.Lock()
+        self.head: Head | None = None
+        self.environment: list[str] = []
+
+    async def commit(self, manifest: Manifest, *, keep: int, under_way: set[str]) -> Head:
+        """Make it the head and drop what is older than `keep` checkpoints. Call with `lock` held.
+
+        A store that does not answer is tried again for a minute. Raises `StoreError`.
+        """
+        for attempt in range(RETRIES):
+            try:
+                self.head = await commit(self._store, self.prefix, manifest, self.head)
+                break
+            except StoreUnavailableError:
+                if attempt + 1 == RETRIES:
+                    raise
+                await asyncio.sleep(RETRY_S)
+        assert self.head is not None
+        self.environment = list(manifest.environment)
+        if keep > 0:
+            await prune(self._store, self.prefix, keep, under_way=under_way)
+        return self.head

@@ -1,0 +1,215 @@
+"""`dcnr-orchestrator`: the orchestrator of a cluster. Ends in good order on SIGTERM and SIGINT; a second one ends at once.
+
+When it is ready it writes `<home>/orchestrator.json` with its address. It also ends when that file is taken over by
+another process or its home folder is removed, so that a cluster whose folder is gone leaves no process behind.
+
+Exit codes: 0, 1 superseded or failed, 2 usage, 69 address or store can't be had, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from wire.errors import DCNRError, UsageError
+
+if TYPE_CHECKING:
+    import structlog
+
+    from orchestrator.service import Service
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+NAME = "orchestrator"
+READY = "orchestrator.json"
+HOME_CHECK_S = 2.0
+
+
+class HomeTakenError(DCNRError):
+    """Another orchestrator uses this home folder."""
+
+    exit_code = 69
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, hint="dcnr-orchestrator --help")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All options."""
+    parser = _Parser(prog="dcnr-orchestrator", description="Knows a cluster: its PNodes, networks and sessions.")
+    parser.add_argument(
+        "--bind", default="tcp://127.0.0.1:7700", metavar="ADDRESS", help="where to listen (%(default)s)"
+    )
+    parser.add_argument("--advertise", action="append", default=[], metavar="ADDRESS",
+                        help="where others reach it, if not at the bound address; may be repeated")  # fmt: skip
+    parser.add_argument("--store", default="", metavar="URL", help="the cluster's store (<home>/store)")
+    parser.add_argument("--home", type=Path, default=None, metavar="DIR", help="for the registry and the address file")
+    parser.add_argument("--lease", type=float, default=10.0, metavar="SECONDS",
+                        help="a PNode without a sign of life for so long is suspected (%(default)g)")  # fmt: skip
+    parser.add_argument("--log-level", default="info", choices=tuple(LEVELS))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run an orchestrator and exit."""
+    sys.exit(run(argv))
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run an orchestrator; the exit code. Every foreseen error is one line."""
+    try:
+        return asyncio.run(_serve(make_parser().parse_args(argv)))
+    except DCNRError as error:
+        print(f"dcnr-orchestrator: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+async def _serve(arguments: argparse.Namespace) -> int:
+    from importlib.metadata import version
+
+    from orchestrator.service import Service
+    from storage.open import open_store
+    from wire.endpoint import check_address
+    from wire.zmq_bus import ZmqBus
+
+    if not 0.5 <= arguments.lease <= 3600:
+        raise UsageError(f"--lease is {arguments.lease:g}, but is 0.5 to 3600 seconds")
+    for address in arguments.advertise:
+        check_address(address)
+    home = _home(arguments.home)
+    log = open_log(arguments.log_level)
+    with _locked(home):
+        store = open_store(arguments.store or (home / "store").as_uri())
+        bus = ZmqBus(NAME, bind=arguments.bind, advertise=arguments.advertise)
+        service = Service(bus, store, home, log, lease_s=arguments.lease, version=version("dcnr"))
+        signals = _watch_signals(service)
+        try:
+            await service.open()
+            mark = _announce(home, service)
+            watch = asyncio.ensure_future(_watch_home(home, mark, service))
+            try:
+                await service.run()
+            finally:
+                watch.cancel()
+                _withdraw(home, mark)
+        finally:
+            await bus.close()
+            await store.close()
+    log.info("ended")
+    return 130 if signal.SIGINT in signals else 0
+
+
+def _home(given: Path | None) -> Path:
+    if given is None:
+        given = Path(os.environ.get("DCNR_HOME") or Path.home() / ".dcnr")
+    home = given.expanduser().absolute()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"can't use {home} as home: {error.strerror}", hint="give another --home") from error
+    return home
+
+
+@contextlib.contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """One orchestrator per home folder. Raises `HomeTakenError`."""
+    with open(home / "orchestrator.lock", "a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise HomeTakenError(
+                f"another orchestrator runs in {home}", hint="dcnr down ends it; or give another --home"
+            ) from error
+        yield
+
+
+def _announce(home: Path, service: Service) -> dict[str, Any]:
+    """Write the address file, whole or not at all; what was written."""
+    me = service.bus.me
+    mark = {
+        "address": me.addresses[0] if me.addresses else "",
+        "addresses": me.addresses,
+        "pid": os.getpid(),
+        "boot": me.boot,
+        "term": service.term,
+        "cluster": service.truth.term.cluster,
+        "store": service.store.url,
+        "version": service.version,
+        "started": time.time(),
+    }
+    temporary = home / f".{READY}.{os.getpid()}"
+    temporary.write_text(json.dumps(mark, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(home / READY)
+    return mark
+
+
+def _withdraw(home: Path, mark: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads((home / READY).read_text(encoding="utf-8")).get("boot") == mark["boot"]:
+            (home / READY).unlink()
+
+
+async def _watch_home(home: Path, mark: dict[str, Any], service: Service) -> None:
+    """End with the home folder: its registry is there, and nobody could find this process any more."""
+    inode = home.stat().st_ino
+    while True:
+        await asyncio.sleep(HOME_CHECK_S)
+        try:
+            gone = home.stat().st_ino != inode
+        except OSError:
+            gone = True
+        if gone:
+            service.logger.error("home folder is gone, ending", home=str(home), boot=mark["boot"])
+            service.stop()
+            return
+
+
+def _watch_signals(service: Service) -> set[int]:
+    """SIGTERM and SIGINT end in good order; the signals that came."""
+    seen: set[int] = set()
+    loop = asyncio.get_running_loop()
+
+    def stop(number: int) -> None:
+        if seen:
+            os._exit(128 + number)
+        seen.add(number)
+        service.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)
+    return seen
+
+
+def open_log(level: str) -> structlog.typing.FilteringBoundLogger:
+    """Lines on stderr: plain on a terminal, JSON elsewhere."""
+    import structlog
+
+    render: Any = structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
+        structlog.PrintLogger(sys.stderr),
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            render,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+    )
+    return logger
+
+
+if __name__ == "__main__":
+    main()

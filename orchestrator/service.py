@@ -1,0 +1,439 @@
+"""The running orchestrator: bus, store, registry, membership and sessions joined; decisions are made elsewhere.
+
+Everything happens in one event loop. A task that fails unexpectedly is logged and ends alone. `run` ends in good order
+after `stop`; then sessions that ran are found interrupted at the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from orchestrator import events, membership
+from orchestrator.catalog import Catalog
+from orchestrator.driver import SessionDriver
+from orchestrator.eventlog import EventLog
+from orchestrator.handlers import Handlers
+from orchestrator.membership import Membership
+from orchestrator.records import NetworkRecord, SessionRecord
+from orchestrator.registry import Registry
+from orchestrator.sessions import ACTIVE, Session, Stage
+from orchestrator.truth import SupersededError, Truth
+from orchestrator.work import Machine
+from storage.store import Store
+from wire.bus import Bus, Frame
+from wire.errors import DCNRError, UnreachableError
+from wire.ids import new_request_id
+from wire.messages import (
+    Goodbye,
+    Heartbeat,
+    HeartbeatAck,
+    InspectRun,
+    Message,
+    Ok,
+    Part,
+    PartsSaved,
+    PeerRef,
+    Progress,
+    Refused,
+    Register,
+    Registered,
+    Release,
+    RunFailed,
+    RunHeld,
+)
+from wire.requests import RefusedError
+
+TICK_S = 0.25
+FLUSH_S = 1.0
+WATCH_TERM_S = 30.0
+STRAY_S = 5.0
+STOP_S = 5.0
+
+
+class Service:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        store: Store,
+        home: Path,
+        logger: structlog.typing.FilteringBoundLogger,
+        *,
+        lease_s: float = membership.LEASE_S,
+        version: str = "",
+    ) -> None:
+        self.bus = bus
+        self.store = store
+        self.logger = logger
+        self.version = version
+        self.started = time.time()
+        self.truth = Truth(store)
+        self.catalog = Catalog(store)
+        self.networks: dict[str, NetworkRecord] = {}
+        self.sessions: dict[str, SessionDriver] = {}
+        self.membership = Membership(lease_s=lease_s)
+        self.registry: Registry
+        self.last_epochs: dict[str, int] = {}
+        self._home = home
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._stopping = asyncio.Event()
+        self._granting = asyncio.Lock()
+        self._released: dict[tuple[str, str, int], float] = {}
+        self._error: DCNRError | None = None
+        self._handlers = Handlers(self)
+
+    # ------------------------------------------------------------ small things for everybody
+
+    @property
+    def term(self) -> int:
+        """This orchestrator's term."""
+        return self.truth.term.term
+
+    def now(self) -> float:
+        """The clock of all deadlines."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """The clock of people."""
+        return time.time()
+
+    def new_id(self) -> str:
+        """A request id that nobody else makes."""
+        return str(new_request_id())
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run something beside the loop's other work; a failure is logged."""
+        task = asyncio.ensure_future(self._guard(work, name))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _guard(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        try:
+            await work
+        except Exception as error:
+            self.logger.exception("task failed", task=name, error=str(error))
+
+    def stop(self) -> None:
+        """End in good order."""
+        self._stopping.set()
+
+    def superseded(self, error: SupersededError) -> None:
+        """Another orchestrator has the store: this one must not say another word."""
+        self._error = error
+        self.logger.error("superseded", error=str(error))
+        self.stop()
+
+    # ------------------------------------------------------------ life
+
+    async def open(self) -> None:
+        """Take over the store and load what is in it; the bus is started last, so that nobody is answered too early.
+
+        Raises `DCNRError` (store, address).
+        """
+        await self.store.probe()
+        term = await self.truth.raise_term()
+        granted = await self.truth.incarnations()
+        self.last_epochs = await self.truth.epochs()
+        self.registry = Registry(self._home / "registry.sqlite", term.cluster)
+        for pnode, incarnation in self.registry.incarnations().items():
+            granted[pnode] = max(incarnation, granted.get(pnode, 0))
+        self.membership = Membership(lease_s=self.membership.lease_s, granted=granted)
+        networks, sessions = await self.truth.networks(), await self.truth.sessions()
+        if self.registry.fresh:
+            self.logger.warning("registry rebuilt from the store", damaged=self.registry.damaged)
+        self.registry.rebuild(networks, sessions)
+        self.networks = {record.network: record for record in networks}
+        for record in sessions:
+            self._restore(record)
+        self.bus.on_message(self._on_message)
+        self.bus.on_loss(self._on_loss)
+        await self.bus.start()
+        self.logger.info(
+            "ready", address=self.bus.me.addresses, term=self.term, cluster=term.cluster, networks=len(networks),
+            sessions=len(sessions),
+        )  # fmt: skip
+
+    def _restore(self, record: SessionRecord) -> None:
+        was = record.state
+        session = Session(record, term=self.term, new_id=self.new_id, restored=True)
+        driver = SessionDriver(self, session, EventLog(self.registry.events(record.session)))
+        self.sessions[record.session] = driver
+        if record.state != was:
+            driver.restored()
+
+    async def run(self) -> None:
+        """Live until `stop`. Raises `SupersededError` if another orchestrator took over."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(part) for part in (self._tick(), self._flush(), self._watch_term())]
+                await self._stopping.wait()
+                for task in tasks:
+                    task.cancel()
+        finally:
+            await self._close()
+        if self._error is not None:
+            raise self._error
+
+    async def _close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=STOP_S)
+        if self._error is None:
+            await asyncio.gather(*(driver.close() for driver in self.sessions.values()))
+        self._save_events()
+        self.registry.close()
+        await self.bus.close()
+        await self.store.close()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self.now()
+            if now >= self.membership.next_deadline():
+                self._members(self.membership.tick(now, self.wall()))
+            for driver in list(self.sessions.values()):
+                if now >= driver.session.next_deadline():
+                    driver.feed(events.Ticked())
+
+    async def _flush(self) -> None:
+        """Write events to the registry, many at a time."""
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            self._save_events()
+
+    def _save_events(self) -> None:
+        for name, driver in self.sessions.items():
+            rewrite, fresh = driver.log.unsaved()
+            if rewrite or fresh:
+                self.registry.put_events(name, fresh, rewrite=rewrite)
+        self.registry.commit()
+
+    async def _watch_term(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_TERM_S)
+            try:
+                await self.truth.still_mine()
+            except SupersededError as error:
+                self.superseded(error)
+            except DCNRError as error:
+                self.logger.warning("store not reachable", error=str(error))
+
+    # ------------------------------------------------------------ messages
+
+    def _on_message(self, sender: PeerRef, message: Message, frames: Sequence[Frame]) -> None:
+        now = self.now()
+        match message:
+            case Register():
+                self._members(self.membership.register(message, sender, now, self.wall()))
+            case Heartbeat():
+                known, commands = self.membership.beat(message, sender, now)
+                self._members(commands)
+                self._answer(sender, HeartbeatAck(message.incarnation, self.term, known))
+                if known:
+                    self._release_strays(message)
+            case Goodbye():
+                self._members(self.membership.left(message, sender, now, self.wall()))
+            case Progress() | PartsSaved() | RunHeld() | RunFailed():
+                self._members(self.membership.heard(sender, now))
+                self._report(sender, message, frames)
+            case _:
+                self._handlers.take(sender, message, frames)
+
+    def _report(
+        self, sender: PeerRef, message: Progress | PartsSaved | RunHeld | RunFailed, frames: Sequence[Frame]
+    ) -> None:
+        """What a PNode says about a run; from a member, and one that runs this epoch."""
+        driver = self.sessions.get(message.session)
+        member = self.membership.current(message.pnode, sender)
+        if driver is None or member is None or message.epoch != driver.session.record.epoch:
+            return
+        match message:
+            case Progress():
+                driver.feed(events.Reported(message.epoch, tuple(message.steps)))
+            case RunHeld():
+                driver.feed(events.Held(message.pnode, message.epoch, message.step))
+            case RunFailed():
+                text = f"step {message.step}: {message.text}"
+                driver.feed(events.RunBroke(message.pnode, message.epoch, message.vnode, text, message.hint))
+            case PartsSaved():
+                try:
+                    parts = msgspec.msgpack.decode(frames[0], type=list[Part]) if frames else []
+                except msgspec.MsgspecError as error:
+                    driver.note("warning", f"{message.pnode} told unreadable parts of step {message.step}: {error}")
+                    return
+                driver.parts_saved(message, parts)
+
+    def _on_loss(self, peer: PeerRef, reason: str) -> None:
+        self._members(self.membership.lost_peer(peer, reason, self.now(), self.wall()))
+
+    def _answer(self, to: PeerRef, message: Message, frames: Sequence[bytes] = ()) -> None:
+        """Send; a peer that went away meanwhile is no error."""
+        try:
+            self.bus.send(to, message, frames)
+        except DCNRError as error:
+            self.logger.debug("unsent", to=to.id, kind=type(message).__name__, error=str(error))
+
+    def answer_ok(self, to: PeerRef, request_id: str, body: object = None) -> None:
+        """Answer a client's request."""
+        self._answer(to, Ok(request_id), [msgspec.msgpack.encode(body)] if body is not None else [])
+
+    def answer_refused(self, to: PeerRef, request_id: str, code: str, text: str, hint: str = "") -> None:
+        """Refuse a client's request."""
+        self._answer(to, Refused(request_id, code, text[:4000], hint[:1000]))
+
+    # ------------------------------------------------------------ membership
+
+    def _members(self, commands: Sequence[membership.Command]) -> None:
+        for command in commands:
+            match command:
+                case membership.Grant():
+                    self.spawn(self._grant(command), f"registration of {command.pnode}")
+                case membership.Refuse():
+                    self.logger.warning("refused", peer=command.peer.id, text=command.text)
+                    self.answer_refused(command.peer, command.request_id, command.code, command.text, command.hint)
+                case membership.Probe():
+                    self.spawn(self._probe(command), f"probe of {command.pnode}")
+                case membership.Joined():
+                    self.logger.info("joined", pnode=command.pnode, incarnation=command.incarnation)
+                case membership.Lost():
+                    self.logger.warning("lost", pnode=command.pnode, reason=command.reason)
+                    self._index_pnode(command.pnode)
+                    self.bus.forget(command.peer)
+                    for driver in list(self.sessions.values()):
+                        driver.feed(events.MemberLost(command.pnode, command.incarnation, command.reason))
+                case membership.Note():
+                    self.logger.warning(command.text)
+
+    async def _grant(self, command: membership.Grant) -> None:
+        if command.fresh:
+            async with self._granting:
+                try:
+                    await self.truth.put_incarnations(self.membership.granted)
+                except SupersededError as error:
+                    self.superseded(error)
+                    return
+                except DCNRError as error:
+                    self.answer_refused(command.peer, command.request_id, "store", error.message, error.hint)
+                    return
+            self._index_pnode(command.pnode)
+        answer = Registered(
+            command.request_id, command.incarnation, self.term, self.membership.lease_s,
+            min(membership.REPORT_EVERY_S, self.membership.lease_s / 5), self.store.url, self.truth.term.cluster,
+        )  # fmt: skip
+        self._answer(command.peer, answer)
+
+    def _index_pnode(self, pnode: str) -> None:
+        member = self.membership.find(pnode)
+        if member is not None:
+            self.registry.put_pnode(pnode, member.incarnation, member.peer, member.state.value, self.wall())
+
+    async def _probe(self, command: membership.Probe) -> None:
+        """Any answer counts; a PNode refuses to inspect a session that does not exist."""
+        question = InspectRun(self.new_id(), "probe", 0)
+        try:
+            await self.bus.ask(command.peer, question, timeout_s=membership.PROBE_S)
+        except RefusedError:
+            pass
+        except UnreachableError:
+            self._members(self.membership.silent(command.pnode, command.peer, self.now(), self.wall()))
+            return
+        self._members(self.membership.answered(command.pnode, command.peer, self.now(), self.wall()))
+
+    def _release_strays(self, message: Heartbeat) -> None:
+        """A PNode that still holds a deployment which is over is told so; here a take-over would begin instead."""
+        for beat in message.sessions:
+            driver = self.sessions.get(beat.session)
+            if (
+                driver is not None
+                and driver.session.stage is not Stage.DOWN
+                and beat.epoch >= driver.session.record.epoch
+            ):
+                continue
+            key = (message.pnode, beat.session, beat.epoch)
+            if self._released.get(key, -STRAY_S) < self.now() - STRAY_S:
+                if len(self._released) > 10_000:
+                    self._released.clear()
+                self._released[key] = self.now()
+                self.tell(message.pnode, Release(self.new_id(), beat.session, beat.epoch, self.term), limit_s=STRAY_S)
+
+    def tell(self, pnode: str, message: Message, *, limit_s: float) -> None:
+        """Send to a living PNode; with a limit, ask again until it answers or the time is over."""
+        member = self.membership.find(pnode)
+        if member is None or member.state not in membership.LIVING:
+            return
+        if limit_s:
+            self.spawn(self._insist(member.peer, message, limit_s), f"{type(message).__name__} to {pnode}")
+        else:
+            self._answer(member.peer, message)
+
+    async def _insist(self, peer: PeerRef, message: Message, limit_s: float) -> None:
+        try:
+            await self.bus.ask(peer, message, timeout_s=limit_s)
+        except (UnreachableError, RefusedError) as error:
+            self.logger.info("not answered", to=peer.id, kind=type(message).__name__, error=str(error))
+
+    # ------------------------------------------------------------ what sessions ask for
+
+    def machines(self, but: str = "") -> tuple[list[Machine], dict[str, int]]:
+        """Living PNodes as placement sees them: less the memory and speed that other sessions use; cores by host."""
+        held: dict[str, int] = {}
+        busy: dict[str, int] = {}
+        for name, driver in self.sessions.items():
+            if name == but or driver.session.stage is Stage.DOWN:
+                continue
+            for pnode in driver.session.pnodes:
+                held[pnode] = held.get(pnode, 0) + driver.memory_bytes.get(pnode, 0)
+                busy[pnode] = busy.get(pnode, 0) + (driver.session.state in ACTIVE)
+        found = []
+        threads: dict[str, int] = {}
+        for member in self.membership.living():
+            profile = member.profile
+            threads[profile.host] = max(threads.get(profile.host, 1), profile.threads)
+            found.append(
+                Machine(
+                    member.id,
+                    max(profile.flops, 1e6) / (1 + busy.get(member.id, 0)),
+                    max(0, profile.memory_bytes - held.get(member.id, 0)),
+                    max(profile.link_bytes_s, 1.0),
+                    max(profile.link_latency_s, 0.0),
+                    profile.host,
+                )
+            )
+        here = socket.gethostname()
+        cores = {here: max(1, (os.cpu_count() or 1) // threads[here])} if here in threads else {}
+        return found, cores
+
+    async def create_session(self, record: SessionRecord) -> SessionDriver:
+        """A new session. Raises `DCNRError` if it can't be stored."""
+        record.epoch = self.last_epochs.get(record.session, 0)
+        session = Session(record, term=self.term, new_id=self.new_id)
+        driver = SessionDriver(self, session, EventLog())
+        self.sessions[record.session] = driver
+        try:
+            await driver.create()
+        except DCNRError:
+            del self.sessions[record.session]
+            raise
+        return driver
+
+    async def forget_session(self, driver: SessionDriver) -> None:
+        """Delete a session's record, so that it does not come back."""
+        name = driver.session.id
+        self.last_epochs.pop(name, None)
+        self.last_epochs[name] = driver.session.record.epoch
+        await self.truth.put_epochs(self.last_epochs)
+        await self.truth.drop_session(name)
+        self.registry.drop_session(name)
+        self.sessions.pop(name, None)

@@ -1,0 +1,169 @@
+"""Reading and writing the records in the store, which are the truth. Every write of a record is conditional.
+
+A lost conditional write means that another orchestrator has the store: `SupersededError`, and this one has to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import TypeVar
+
+import msgspec
+
+from orchestrator.records import (
+    EPOCHS_KEY,
+    INCARNATIONS_KEY,
+    NETWORKS_PREFIX,
+    SESSIONS_PREFIX,
+    TERM_KEY,
+    EpochsRecord,
+    IncarnationRecord,
+    NetworkRecord,
+    SessionRecord,
+    TermRecord,
+    network_key,
+    session_key,
+)
+from storage.sealed import seal, unseal
+from storage.store import ConflictError, NotFoundError, Store
+from wire.errors import DCNRError
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+MAX_RECORD_BYTES = 16 << 20
+TRIES = 20
+MAX_EPOCHS = 10_000
+
+
+class SupersededError(DCNRError):
+    """Another orchestrator took over the store."""
+
+
+class Truth:
+    """The records of one store, and the etags under which they were read or written."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._etags: dict[str, str] = {}
+        self._lock = asyncio.Lock()
+        self.term = TermRecord("", 0)
+
+    async def raise_term(self) -> TermRecord:
+        """Make this process the orchestrator: a term that nobody had before."""
+        for _ in range(TRIES):
+            found = await self._read(TERM_KEY, TermRecord)
+            cluster = found.cluster if found is not None else uuid.uuid4().hex[:12]
+            fresh = TermRecord(cluster, (found.term if found is not None else 0) + 1)
+            try:
+                await self._write(TERM_KEY, fresh)
+            except SupersededError:
+                continue
+            self.term = fresh
+            return fresh
+        raise SupersededError(
+            "other orchestrators keep taking over this store", hint="only one may use it; end the others"
+        )
+
+    async def still_mine(self) -> None:
+        """Raises `SupersededError` if another orchestrator raised the term."""
+        found = await self._peek(TERM_KEY, TermRecord)
+        if found is None or found.term != self.term.term:
+            raise self._superseded(TERM_KEY)
+
+    async def incarnations(self) -> dict[str, int]:
+        """The highest incarnations granted."""
+        found = await self._read(INCARNATIONS_KEY, IncarnationRecord)
+        return dict(found.granted) if found is not None else {}
+
+    async def put_incarnations(self, granted: dict[str, int]) -> None:
+        """Make them durable."""
+        async with self._lock:
+            await self._write(INCARNATIONS_KEY, IncarnationRecord(granted))
+
+    async def epochs(self) -> dict[str, int]:
+        """The last epochs of deleted sessions."""
+        found = await self._read(EPOCHS_KEY, EpochsRecord)
+        return dict(found.last) if found is not None else {}
+
+    async def put_epochs(self, last: dict[str, int]) -> None:
+        """Make them durable; beyond `MAX_EPOCHS` the oldest entries are forgotten."""
+        async with self._lock:
+            await self._write(EPOCHS_KEY, EpochsRecord(dict(list(last.items())[-MAX_EPOCHS:])))
+
+    async def networks(self) -> list[NetworkRecord]:
+        """All networks."""
+        return [record for key in await self._keys(NETWORKS_PREFIX) if (record := await self._read(key, NetworkRecord))]
+
+    async def sessions(self) -> list[SessionRecord]:
+        """All sessions."""
+        return [record for key in await self._keys(SESSIONS_PREFIX) if (record := await self._read(key, SessionRecord))]
+
+    async def put_network(self, record: NetworkRecord) -> None:
+        """Write a network's record."""
+        await self._write(network_key(record.network), record)
+
+    async def put_session(self, session: str, data: bytes) -> None:
+        """Write a session's record, sealed by `sealed_session`."""
+        await self._write_bytes(session_key(session), data)
+
+    async def drop_network(self, network: str) -> None:
+        """Delete a network's record."""
+        await self._drop(network_key(network))
+
+    async def drop_session(self, session: str) -> None:
+        """Delete a session's record."""
+        await self._drop(session_key(session))
+
+    # ------------------------------------------------------------ inside
+
+    async def _keys(self, prefix: str) -> list[str]:
+        return [entry.key async for entry in self._store.list(prefix) if entry.key.endswith(".json")]
+
+    async def _peek(self, key: str, kind: type[R]) -> R | None:
+        try:
+            stored = await self._store.get(key, max_bytes=MAX_RECORD_BYTES)
+        except NotFoundError:
+            return None
+        return unseal(stored.data, kind, key=key)
+
+    async def _read(self, key: str, kind: type[R]) -> R | None:
+        try:
+            stored = await self._store.get(key, max_bytes=MAX_RECORD_BYTES)
+        except NotFoundError:
+            self._etags.pop(key, None)
+            return None
+        self._etags[key] = stored.etag
+        return unseal(stored.data, kind, key=key)
+
+    async def _write(self, key: str, record: msgspec.Struct) -> None:
+        await self._write_bytes(key, seal(record))
+
+    async def _write_bytes(self, key: str, data: bytes) -> None:
+        etag = self._etags.get(key)
+        try:
+            if etag is None:
+                self._etags[key] = await self._store.put_if_absent(key, data)
+            else:
+                self._etags[key] = await self._store.put_if_match(key, data, etag)
+        except ConflictError as error:
+            # A write whose answer was lost looks like a conflict with oneself.
+            found = await self._store.get(key, max_bytes=MAX_RECORD_BYTES)
+            if found.data != data:
+                raise self._superseded(key) from error
+            self._etags[key] = found.etag
+
+    async def _drop(self, key: str) -> None:
+        await self._store.delete(key)
+        self._etags.pop(key, None)
+
+    def _superseded(self, key: str) -> SupersededError:
+        return SupersededError(
+            f"{key} was changed by another orchestrator (this one has term {self.term.term})",
+            hint="only one orchestrator may use a store",
+        )
+
+
+def sealed_session(record: SessionRecord) -> bytes:
+    """The stored form of a session's record as it is now."""
+    return seal(record)

@@ -1,7 +1,7 @@
-"""`dcnr-orchestrator`: the orchestrator of a cluster. Ends in good order on SIGTERM and SIGINT; a second one ends at once.
+"""`dcnr-orchestrator`: the orchestrator of a cluster. Ends in good order on SIGTERM and SIGINT.
 
-When it is ready it writes `<home>/orchestrator.json` with its address. It also ends when that file is taken over by
-another process or its home folder is removed, so that a cluster whose folder is gone leaves no process behind.
+A second signal ends it at once. When it is ready it writes `<home>/orchestrator.json` with its address. It also ends
+when its home folder is removed, so that a cluster whose folder is gone leaves no process behind.
 
 Exit codes: 0, 1 superseded or failed, 2 usage, 69 address or store can't be had, 130 Ctrl-C.
 """
@@ -164,17 +164,20 @@ def _withdraw(home: Path, mark: dict[str, Any]) -> None:
 
 async def _watch_home(home: Path, mark: dict[str, Any], service: Service) -> None:
     """End with the home folder: its registry is there, and nobody could find this process any more."""
-    inode = home.stat().st_ino
+    inode = _inode(home)
     while True:
         await asyncio.sleep(HOME_CHECK_S)
-        try:
-            gone = home.stat().st_ino != inode
-        except OSError:
-            gone = True
-        if gone:
+        if _inode(home) != inode:
             service.logger.error("home folder is gone, ending", home=str(home), boot=mark["boot"])
             service.stop()
             return
+
+
+def _inode(folder: Path) -> int:
+    try:
+        return folder.stat().st_ino
+    except OSError:
+        return -1
 
 
 def _watch_signals(service: Service) -> set[int]:

@@ -174,8 +174,8 @@ class Reader:
             return "remove the quotes"
         if isinstance(bare, float) and bare.is_integer() and abs(bare) < 2**53:
             return f"write {int(bare)}"
-        digits = node.text.replace("_", "").replace(",", "").lstrip("0")
-        if digits.isdigit():
+        digits = node.text.replace("_", "").lstrip("0")
+        if digits.isdigit() and digits.isascii():
             return f"write {digits}"
         return ""
 

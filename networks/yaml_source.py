@@ -21,7 +21,7 @@ from networks.diagnostics import Diagnostics, Source, Spot, one_error, quote
 
 MAX_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 32
-MAX_VALUES = 1_000_000
+MAX_VALUES = 500_000
 MAX_NUMBER_CHARS = 40
 
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cli import processes
-from cli.context import read_json, write_json
+from cli.context import parse_address, read_json, write_json
 from cli.processes import Process
 from cli.running import undisturbed
 from wire.errors import BadFileError, DCNRError, UsageError
@@ -202,4 +202,5 @@ def _address(ready: Path) -> str:
         raw = read_json(ready)
     except BadFileError:  # still being written
         return ""
-    return str((raw or {}).get("address", ""))
+    address = str((raw or {}).get("address", ""))
+    return parse_address(address) if address else ""

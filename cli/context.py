@@ -13,7 +13,7 @@ from typing import Any
 
 from wire.errors import BadFileError, UnreachableError, UsageError
 
-_ADDRESS = re.compile(r"(?:tcp://)?(?P<host>\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.-]+):(?P<port>\d{1,5})")
+_ADDRESS = re.compile(r"(?:tcp://)?(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+):(?P<port>\d{1,5})")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
@@ -27,7 +27,12 @@ def parse_address(text: str) -> str:
     match = _ADDRESS.fullmatch(text.strip())
     if match is None or not 0 < int(match["port"]) < 65536:
         raise UsageError(f"{text!r} is not an address", hint="write it as tcp://host:port")
-    return f"tcp://{match['host']}:{match['port']}"
+    host = (
+        match["host"].lower().removeprefix("[::ffff:").removesuffix("]")
+        if "::ffff:" in match["host"]
+        else match["host"]
+    )
+    return f"tcp://{host}:{match['port']}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ class Terminal:
         """A value as JSON on standard output: a document, or with `indent=False` one line of a stream."""
         import msgspec
 
-        data = msgspec.json.encode(value, enc_hook=str)
+        data = msgspec.json.encode(jsonable(value), enc_hook=str)
         if indent:
             data = msgspec.json.format(data, indent=2)
         self.out.write(data.decode() + "\n")
@@ -191,6 +191,18 @@ class Terminal:
 
         with console.status(Text(literal(text), style="dim"), spinner="dots"):
             yield
+
+
+def jsonable(value: Any) -> Any:
+    """Structs as objects with their field names, also those that travel as arrays; the rest as it is."""
+    names = getattr(value, "__struct_fields__", None)
+    if names is not None:
+        return {name: jsonable(getattr(value, name)) for name in names}
+    if isinstance(value, dict):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    return value
 
 
 def moves_cursor(stream: TextIO) -> bool:

@@ -73,7 +73,7 @@ def inspect(
     from cli.commands.sessions import show_sessions
     from cli.drawing import show_reports
     from cli.running import run
-    from cli.terminal import Terminal
+    from cli.terminal import Terminal, jsonable
     from wire.ids import new_request_id
     from wire.messages import InspectSession, VNodeReport
 
@@ -102,7 +102,7 @@ def inspect(
         shapes = {str(node): ", ".join(map(str, cost.outputs.values())) for node, cost in costs.items()}
         edges = [str(edge) for edge in network.graph.edges]
     if terminal.json:
-        vnodes = [{**to_dict(report), "gives": shapes.get(report.vnode, "")} for report in reports]
+        vnodes = [{**jsonable(report), "gives": shapes.get(report.vnode, "")} for report in reports]
         placement = deployment.placement if deployment else {}
         terminal.record({"session": info, "placement": placement, "edges": edges, "vnodes": vnodes})
         return
@@ -117,10 +117,3 @@ def inspect(
     placed = ", ".join(f"{pnode} {number}" for pnode, number in by_pnode.items())
     terminal.line(f"epoch {deployment.epoch}  placement: {placed}  digest {deployment.network_digest[:12]}")
     show_reports(terminal, reports, shapes)
-
-
-def to_dict(struct: object) -> dict[str, object]:
-    """A msgspec struct as a dictionary."""
-    import msgspec
-
-    return dict(msgspec.to_builtins(struct))

@@ -62,7 +62,7 @@ edges:
   - targets -> loss.targets
 outputs: {logits: head, loss: loss}
 train:
-  batch: 24
+  batch: 8
   steps: 8
   optimizer: {type: sgd, lr: 5e-2, momentum: 0.9, nesterov: true, weight_decay: 1e-3, clip: 2.0}
 """

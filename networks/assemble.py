@@ -211,7 +211,7 @@ def _costs(
             if any(name not in by_port for name in names):
                 continue
             edges = [by_port[name] for name in names]
-        if any(edge.src not in specs for edge in edges):
+        if not edges or any(edge.src not in specs for edge in edges):
             continue
         try:
             cost = infer(node.type, node.params, [specs[edge.src] for edge in edges])

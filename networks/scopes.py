@@ -46,7 +46,7 @@ class CompiledScope:
 def input_ports(node: NodeDef) -> tuple[list[str], bool] | None:
     """Names of a node's input ports, and whether it takes any number of them; None if the node is broken."""
     if node.block is not None:
-        return [*node.block.inputs], False
+        return ([*node.block.inputs], False) if node.block.inputs else None
     if node.kind is None or node.params is None:
         return None
     return node.kind.inputs(node.params), node.kind.variadic
@@ -55,7 +55,7 @@ def input_ports(node: NodeDef) -> tuple[list[str], bool] | None:
 def output_ports(node: NodeDef) -> list[str] | None:
     """Names of a node's output ports; None if the node is broken."""
     if node.block is not None:
-        return [*node.block.outputs]
+        return [*node.block.outputs] or None
     if node.kind is None or node.params is None:
         return None
     return node.kind.outputs(node.params)

@@ -37,12 +37,16 @@ class _Bytes(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What goes in and what comes out. `inputs`: name -> (dtype, shape); `needed`: what more than the loss reads."""
+    """What goes in and what comes out. `inputs`: name -> (dtype, shape); `needed`: what more than the loss reads.
+
+    `readers`: the nodes that read an input.
+    """
 
     name: str
     inputs: dict[str, tuple[str, tuple[int | str, ...]]]
     needed: tuple[str, ...]
     outputs: tuple[str, ...]
+    readers: frozenset[str]
     batch: int
 
     @staticmethod
@@ -61,6 +65,7 @@ class Card:
             inputs,
             tuple(name for name in inputs if name in readers),
             tuple(name for name, _ in raw.outputs),
+            frozenset(dst.partition(":")[0] for src, dst in raw.edges if src.partition(":")[0] in inputs),
             batch if isinstance(batch, int) else 1,
         )
 

@@ -27,11 +27,9 @@ def parse_address(text: str) -> str:
     match = _ADDRESS.fullmatch(text.strip())
     if match is None or not 0 < int(match["port"]) < 65536:
         raise UsageError(f"{text!r} is not an address", hint="write it as tcp://host:port")
-    host = (
-        match["host"].lower().removeprefix("[::ffff:").removesuffix("]")
-        if "::ffff:" in match["host"]
-        else match["host"]
-    )
+    host = match["host"].lower()
+    if host.startswith("[::ffff:") and "." in host:  # an IPv4 address as an IPv6 socket calls it
+        host = host[8:-1]
     return f"tcp://{host}:{match['port']}"
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -55,9 +56,9 @@ class Router:
         client.bus.on_message(self._arrived)
         client.bus.on_loss(self._lost)
 
-    def open(self, deployment: DeploymentInfo) -> Route:
-        """A route with a request id of its own."""
-        route = Route(self, deployment)
+    def open(self, deployment: DeploymentInfo, readers: frozenset[str]) -> Route:
+        """A route with a request id of its own. `readers`: the nodes that read an input of the network."""
+        route = Route(self, deployment, readers)
         self._routes[route.request_id] = route
         return route
 
@@ -82,7 +83,7 @@ class Router:
 class Route:
     """One request and its calls. Use as `async with router.open(deployment) as route`."""
 
-    def __init__(self, router: Router, deployment: DeploymentInfo) -> None:
+    def __init__(self, router: Router, deployment: DeploymentInfo, readers: frozenset[str]) -> None:
         self.request_id = str(new_request_id())
         self.deployment = deployment
         self._router = router
@@ -90,6 +91,7 @@ class Route:
         self._waiting: dict[int, _Call] = {}
         involved = sorted(set(deployment.placement.values()))
         self._peers = {pnode: deployment.peers[pnode] for pnode in involved}
+        self._reading = {pnode for node, pnode in deployment.placement.items() if node in readers}
 
     async def __aenter__(self) -> Route:
         return self
@@ -126,12 +128,14 @@ class Route:
             [TensorMeta(array.dtype.name, list(array.shape)) for array in arrays],
             split, start, count, position, cache,
         )  # fmt: skip
+        bare = msgspec.structs.replace(message, inputs=[], tensors=[], split="", start=0, count=0)
         frames = [array.tobytes() for array in arrays]
         call = _Call(frozenset(outputs))
         self._waiting[number] = call
         try:
-            for peer in self._peers.values():
-                self._router.client.bus.send(peer, message, frames)
+            for pnode, peer in self._peers.items():
+                reads = pnode in self._reading
+                self._router.client.bus.send(peer, message if reads else bare, frames if reads else ())
             async with asyncio.timeout(timeout_s):
                 return await call.done
         except TimeoutError:

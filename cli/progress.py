@@ -150,10 +150,10 @@ class PlainView:
 
     def note(self, state: RunState, kind: str, text: str) -> None:
         """A line."""
-        if kind != "committed":
-            self._terminal.line(
-                f"{state.name}  {kind}: {text}" if kind in ("warning", "error") else f"{state.name}  {text}"
-            )
+        if kind == "committed":
+            return
+        for line in note_lines(kind, text):
+            self._terminal.line(f"{state.name}  {line}")
 
     def idle(self, state: RunState) -> None:
         """At 3 s, then every 10 s, a line that says who is waited for."""
@@ -244,7 +244,8 @@ class LiveView:
         from rich.text import Text
 
         style = {"warning": "yellow", "error": "red"}.get(kind, "dim")
-        self._live.console.print(Text(literal(text), style=style))
+        for line in note_lines(kind, text):
+            self._live.console.print(Text(literal(line), style=style))
 
     def idle(self, state: RunState) -> None:
         """Drawn at the next refresh."""
@@ -265,7 +266,8 @@ class LiveView:
         if state is None:
             return Text("")
         bar = ProgressBar(total=max(1, state.target), completed=state.step, pulse=not state.losses)
-        eta = f"ETA {units.duration(state.eta_s)}" if state.losses else state.state or "starting"
+        eta = f"ETA {units.duration(max(1.0, state.eta_s))}" if state.losses else state.state or "starting"
+        eta = "" if state.step >= state.target else eta
         row = Table.grid(padding=(0, 1), expand=True)
         row.add_column(no_wrap=True)
         row.add_column(ratio=1)
@@ -280,6 +282,12 @@ class LiveView:
         if stall:
             lines.append(Text(literal(stall), style="yellow"))
         return Group(row, *lines)
+
+
+def note_lines(kind: str, text: str) -> list[str]:
+    """What happened, in one line or several; warnings and errors say what they are."""
+    first, *rest = text.splitlines() or [""]
+    return [f"{kind}: {first}" if kind in ("warning", "error") else first, *(f"  {line}" for line in rest)]
 
 
 def sparkline(values: Sequence[float] | deque[float], width: int) -> str:

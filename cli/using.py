@@ -71,7 +71,7 @@ async def infer_once(
         model = await fetch(await deployed(client, name))
         inputs = model_inputs(model, files, text)
         with terminal.waiting(f"waiting for {model.deployment.session}"):
-            async with router.open(model.deployment) as route:
+            async with router.open(model.deployment, model.card.readers) as route:
                 return await route.call(inputs, model.card.wanted(list(want)), timeout_s=timeout_s)
 
 
@@ -148,7 +148,7 @@ async def generate_with(
     wanted = LOGITS if LOGITS in model.card.outputs else model.card.wanted([])[0]
     step = 0
 
-    async with router.open(model.deployment) as route:
+    async with router.open(model.deployment, model.card.readers) as route:
 
         async def logits(tokens_1T: NDArray[np.int64], position: int, keep: bool) -> NDArray[Any]:
             nonlocal step
@@ -209,7 +209,7 @@ async def evaluate_with(
     samples = min(samples, limit) if limit else samples
     outputs = [LOSS, LOGITS] if model.card.classifies else [LOSS]
 
-    async with router.open(model.deployment) as route:
+    async with router.open(model.deployment, model.card.readers) as route:
 
         async def ask(start: int, count: int) -> Rows:
             found = await route.call({}, outputs, split=split, start=start, count=count, timeout_s=timeout_s)

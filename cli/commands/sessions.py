@@ -270,4 +270,7 @@ def _log_line(terminal: Terminal, event: SessionEvent) -> None:
         for report in event.steps:
             terminal.line(f"{clock}  step {report.step}  loss {loss(report.loss)}  norm {report.gradient_norm:.3g}")
         return
-    terminal.line(f"{clock}  {event.kind:<9}  {event.text}", style=style)
+    first, *rest = event.text.splitlines() or [""]
+    terminal.line(f"{clock}  {event.kind:<9}  {first}", style=style)
+    for line in rest:
+        terminal.line(f"{'':<21}{line}", style="dim")

@@ -229,7 +229,10 @@ class LocalStore:
 
     def _open(self, key: str) -> BufferedReader:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(self._path(key), flags)
+        try:
+            descriptor = os.open(self._path(key), flags)
+        except NotADirectoryError as error:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
             os.close(descriptor)
@@ -300,6 +303,8 @@ class LocalStore:
         try:
             self._place(key, lambda path: os.link(temporary, path, follow_symlinks=False))
         except FileExistsError as error:
+            if self._path(key).is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from error
             raise ConflictError(
                 f"{self.url}: {key} exists already", key=key, hint="somebody else wrote it first; read it"
             ) from error
@@ -310,7 +315,7 @@ class LocalStore:
             path = self._path(key)
             try:
                 new = [folder for folder in path.parents if folder.is_relative_to(self._root) and not folder.exists()]
-                path.parent.mkdir(parents=True, exist_ok=True)
+                _make_folder(path.parent)
                 move(path)
                 for folder in {path.parent, *(folder.parent for folder in new)}:
                     _sync_folder(folder)
@@ -381,6 +386,13 @@ async def file_chunks(path: Path) -> AsyncGenerator[bytes, None]:
     with await asyncio.to_thread(open, path, "rb") as file:
         while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
             yield chunk
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
 
 
 def _sync_folder(folder: Path) -> None:

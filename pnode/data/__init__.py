@@ -5,7 +5,7 @@ the tokenizer of a network.
 """
 
 from pnode.data.corpus import DataError
-from pnode.data.pack import Packed, pack
+from pnode.data.packing import Packed, pack
 from pnode.data.source import IGNORE, BatchSource, open_source
 from pnode.data.tokenizers import StreamDecoder, Tokenizer, tokenizer_from_bytes
 

@@ -156,7 +156,10 @@ class TokenSource(_Base):
 
     def _named(self, windows: Array) -> dict[str, Tensor]:
         whole = torch.from_numpy(windows)
-        return {self._names[0]: whole[:, :-1].contiguous(), self._names[1]: whole[:, 1:].contiguous()}
+        return {
+            self._names[0]: whole[:, :-1].clone(memory_format=torch.contiguous_format),
+            self._names[1]: whole[:, 1:].clone(memory_format=torch.contiguous_format),
+        }
 
     def rows(self, split: str, start: int, count: int) -> dict[str, Tensor]:
         """See BatchSource. Padding: token 0, target -1."""

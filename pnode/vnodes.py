@@ -18,7 +18,7 @@ from networks.graph import Node, NodeId
 from networks.recipe import lr_at
 from networks.types import REGISTRY, RunContext, VNodeModule, generator_for
 from pnode.liveness import find_live
-from pnode.optimize import Optimizer, warm_up
+from pnode.optimize import Optimizer
 from wire.errors import BadFileError, MisuseError
 
 if TYPE_CHECKING:
@@ -119,10 +119,7 @@ class VNodes:
         for owned in self._owned:
             self._by_node.setdefault(owned.node, []).append(owned)
         self._trained = [owned for owned in self._owned if owned.parameter.requires_grad]
-        if self._trained:
-            warm_up(device)
-        recipe = network.recipe
-        self._optimizer = Optimizer(recipe.optimizer, [owned.parameter for owned in self._trained])
+        self._optimizer = Optimizer(network.recipe.optimizer, [owned.parameter for owned in self._trained])
         self._squares: dict[int, float] = {}
         self._last_norms: dict[NodeId, float] = {}
         self._last_gradients: dict[NodeId, dict[str, Tensor]] = {}
@@ -204,7 +201,12 @@ class VNodes:
                 )
         with torch.no_grad():
             for key, tensor in here.items():
-                tensor.copy_(state[key])
+                if not key.startswith("optim."):
+                    tensor.copy_(state[key])
+            for owned in self._by_node.get(NodeId(vnode), ()):
+                if owned.parameter.requires_grad:
+                    for what in self._optimizer.names:
+                        self._optimizer.load(owned.parameter, what, state[f"optim.{what}.{owned.name}"])
 
     def _tensors(self, vnode: NodeId) -> dict[str, Tensor]:
         if vnode not in self.modules:

@@ -66,7 +66,7 @@ REGISTER_S = 5.0
 BACK_OFF_S, MAX_BACK_OFF_S = 0.25, 10.0
 CHECK_S = 1.0
 STOP_S = 5.0
-SILENT_BEATS = 5
+SILENT_BEATS, SILENT_S = 5, 10.0
 ORDER = {"dead": 3, "stalled": 2, "busy": 1, "idle": 0}
 
 
@@ -255,7 +255,7 @@ class Daemon:
                 except DCNRError as error:
                     self.log.debug("no heartbeat", error=str(error))
                 silent = asyncio.get_running_loop().time() - self._acked_at
-                if silent > SILENT_BEATS * self.report_every_s:
+                if silent > max(SILENT_S, SILENT_BEATS * self.report_every_s):
                     self.log.warning("orchestrator is silent, registering again", seconds=round(silent, 1))
                     self._away.set()
             await asyncio.sleep(self.report_every_s)

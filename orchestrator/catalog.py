@@ -6,13 +6,14 @@ Reading a network needs the node types and so torch; it is imported by the first
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.work import Work, work_of
 from storage.blobs import Blobs
-from storage.store import Store
+from storage.store import Store, digest_of
 
 if TYPE_CHECKING:
     from networks.graph import Graph
@@ -28,6 +29,7 @@ class Listed:
 
     id: str
     digest: str
+    graph_digest: str
     graph: Graph
     recipe: Recipe
     work: Work
@@ -100,4 +102,11 @@ def _read(data: bytes) -> Listed:
     optimizer = recipe.optimizer
     slots = 2 if optimizer.type == "adamw" else int(optimizer.momentum > 0)
     work = work_of(network.graph, batch=recipe.batch, microbatches=recipe.microbatches, optimizer_slots=slots)
-    return Listed(network.id, network.digest, network.graph, recipe, work)
+    return Listed(network.id, network.digest, _graph_digest(data), network.graph, recipe, work)
+
+
+def _graph_digest(data: bytes) -> str:
+    """Digest of a network's canonical bytes without its recipe and pins."""
+    whole = json.loads(data)
+    meant = {key: value for key, value in whole.items() if key not in ("train", "place")}
+    return digest_of(json.dumps(meant, sort_keys=True, separators=(",", ":")).encode())

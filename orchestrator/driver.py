@@ -209,8 +209,7 @@ class SessionDriver:
         self._cuts = CutCollector(record.epoch + 1, placement, listed.stateful)
         self._ready.clear()
         service.registry.put_placement(session.id, record.epoch + 1, placement)
-        reasons = (*result.reasons, f"predicted: {result.forecast.step_s * 1e3:.1f} ms per step")
-        self.feed(events.Placed(placement, incarnations, loss, step, reasons, tuple(problems)))
+        self.feed(events.Placed(placement, incarnations, loss, step, result.reasons, tuple(problems)))
 
     def _prepare(self) -> tuple[Message, list[bytes]]:
         """The message and body that deploy this epoch on any of its PNodes."""

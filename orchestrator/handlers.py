@@ -187,7 +187,7 @@ class Handlers:
             raise UsageError(f"the network calls itself {listed.id!r}, but was sent as {message.network!r}")
         async with self._lock(f"network {message.network}"):
             known = service.networks.get(message.network)
-            if known is not None and known.digest != listed.digest and not message.replace:
+            if known is not None and known.graph_digest != listed.graph_digest and not message.replace:
                 digests = f"digest {known.digest[:12]}, not {listed.digest[:12]}"
                 raise _Refusal(
                     "exists",
@@ -202,6 +202,7 @@ class Handlers:
                     listed.parameters,
                     service.wall(),
                     listed.graph.loss is not None,
+                    listed.graph_digest,
                 )
                 await service.truth.put_network(record)
                 service.networks[message.network] = record

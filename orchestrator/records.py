@@ -22,6 +22,8 @@ class NetworkRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: int
     created: float
     trainable: bool = True
+    graph_digest: str = ""
+    """Of the bytes without recipe and pins: two of one id and graph are versions of one network."""
     version: int = 1
 
 

@@ -345,8 +345,12 @@ class Session:
         self.record.step = event.start_step
         for problem in event.problems:
             self._warn(problem, out)
-        text = f"epoch {self.record.epoch} on {', '.join(self.pnodes)}, from step {event.start_step}"
-        out.append(Log("placement", "\n".join([text, *event.reasons]), event.start_step))
+        counts = {pnode: list(event.placement.values()).count(pnode) for pnode in self.pnodes}
+        where = ", ".join(f"{pnode} ({count} VNodes)" for pnode, count in counts.items())
+        text = f"epoch {self.record.epoch} on {where}, from step {event.start_step}"
+        out.append(Log("placement", text, event.start_step))
+        if event.reasons:
+            out.append(Log("note", "placement: " + "; ".join(event.reasons), event.start_step))
         self.stage = Stage.RAISING
         self._wait("raise", "store", f"epoch {self.record.epoch}", START_S, now)
         out.append(Record(epoch=self.record.epoch))

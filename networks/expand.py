@@ -98,11 +98,11 @@ def _block_order(blocks: dict[str, ScopeDef], diagnostics: Diagnostics) -> list[
                 names = [*path[path.index(node.block.name) :], node.block.name] if node.block.name in path else path
                 text = f"block {quote(node.block.name)} contains itself: {' -> '.join(names)}"
                 diagnostics.add(node.where, text if node.block.name in path else "blocks are nested too deep")
-                raise _RecursiveBlock
+                raise _RecursiveBlockError
             depth = max(depth, 1 + visit(node.block, [*path, node.block.name]))
         if depth > MAX_NESTING:
             diagnostics.add(scope.where, f"blocks are nested deeper than {MAX_NESTING} levels", "flatten them")
-            raise _RecursiveBlock
+            raise _RecursiveBlockError
         done[scope.name] = depth
         order.append(scope)
         return depth
@@ -110,13 +110,13 @@ def _block_order(blocks: dict[str, ScopeDef], diagnostics: Diagnostics) -> list[
     try:
         for scope in blocks.values():
             visit(scope, [scope.name])
-    except _RecursiveBlock:
+    except _RecursiveBlockError:
         return None
     return order
 
 
-class _RecursiveBlock(Exception):
-    pass
+class _RecursiveBlockError(Exception):
+    """Blocks can't be ordered; the reason is noted."""
 
 
 class _Writer:

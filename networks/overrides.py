@@ -39,50 +39,58 @@ def _value(source: SourceText, value: str, diagnostics: Diagnostics) -> YamlNode
 
 
 def _set(root: Mapping, keys: list[str], value: YamlNode, source: SourceText, diagnostics: Diagnostics) -> None:
-    def wrong(text: str, hint: str) -> None:
-        diagnostics.add(Spot(source, 1, 1), text, hint)
-
-    if keys[0] not in ROOTS:
-        wrong(f"{quote(keys[0])} can't be set", diagnostics.suggest(keys[0], ROOTS) or f"there are {', '.join(ROOTS)}")
+    try:
+        current, keys = _owner(root, keys, source, diagnostics)
+        for key in keys[:-1]:
+            child = _child(current, key, source)
+            if child is None:
+                text = f"{quote(key)} holds no keys, so {quote('.'.join(keys))} can't be set"
+                raise _WrongPathError(text, "set it as a whole")
+            current = child
+    except _WrongPathError as error:
+        diagnostics.add(Spot(source, 1, 1), error.text, error.hint)
         return
-    current = root
-    if keys[0] in ("nodes", "blocks"):
-        if keys[0] == "blocks":
-            blocks = _child(root, "blocks", source)
-            block = (
-                _child(blocks, keys[1], source)
-                if blocks is not None and keys[1:2] and keys[1] in blocks.items
-                else None
-            )
-            if block is None:
-                known = blocks.items if blocks is not None else {}
-                name = ".".join(keys[1:2])
-                wrong(f"no block is called {quote(name)}", diagnostics.suggest(name, known) or "blocks.BLOCK.NODE.KEY")
-                return
-            current, keys = block, ["nodes", *keys[2:]]
-        if len(keys) < 3:
-            wrong("the override names no key of a node", "write nodes.NODE.KEY=VALUE")
-            return
-        node, known_ids = _node(current, keys[1])
-        if node is None:
-            hint = diagnostics.suggest(keys[1], known_ids)
-            wrong(f"no node is called {quote(keys[1])}", hint or "nodes of a block: blocks.BLOCK.NODE.KEY=VALUE")
-            return
-        current, keys = node, keys[2:]
-        if keys == ["id"]:
-            wrong("a node's id can't be set", "edit the file")
-            return
-    for key in keys[:-1]:
-        child = _child(current, key, source)
-        if child is None:
-            wrong(f"{quote(key)} holds no keys, so {quote('.'.join(keys))} can't be set", "set it as a whole")
-            return
-        current = child
     last = keys[-1]
-    current.keys.setdefault(last, Scalar(source, 1, 1, last, False))
     if last not in current.items:
         current.keys[last] = Scalar(source, 1, 1, last, False)
     current.items[last] = value
+
+
+class _WrongPathError(Exception):
+    """A path leads nowhere."""
+
+    def __init__(self, text: str, hint: str) -> None:
+        super().__init__(text)
+        self.text = text
+        self.hint = hint
+
+
+def _owner(root: Mapping, keys: list[str], source: SourceText, diagnostics: Diagnostics) -> tuple[Mapping, list[str]]:
+    """The mapping that a path begins at, and the keys from there on. Raises `_WrongPathError`."""
+    if keys[0] not in ROOTS:
+        hint = diagnostics.suggest(keys[0], ROOTS) or f"there are {', '.join(ROOTS)}"
+        raise _WrongPathError(f"{quote(keys[0])} can't be set", hint)
+    if keys[0] not in ("nodes", "blocks"):
+        return root, keys
+    scope = root
+    if keys[0] == "blocks":
+        blocks = _child(root, "blocks", source)
+        known = blocks.items if blocks is not None else {}
+        name = keys[1] if len(keys) > 1 else ""
+        block = _child(blocks, name, source) if blocks is not None and name in known else None
+        if block is None:
+            hint = diagnostics.suggest(name, known) or "blocks.BLOCK.NODE.KEY"
+            raise _WrongPathError(f"no block is called {quote(name)}", hint)
+        scope, keys = block, keys[1:]
+    if len(keys) < 3:
+        raise _WrongPathError("the override names no key of a node", "write nodes.NODE.KEY=VALUE")
+    node, ids = _node(scope, keys[1])
+    if node is None:
+        hint = diagnostics.suggest(keys[1], ids) or "nodes of a block: blocks.BLOCK.NODE.KEY=VALUE"
+        raise _WrongPathError(f"no node is called {quote(keys[1])}", hint)
+    if keys[2:] == ["id"]:
+        raise _WrongPathError("a node's id can't be set", "edit the file")
+    return node, keys[2:]
 
 
 def _child(parent: Mapping, key: str, source: SourceText) -> Mapping | None:

@@ -1,7 +1,8 @@
 """Shapes and costs without data: run the node's module on torch's meta device.
 
 The batch dimension is symbolic. The module runs twice, with two batch sizes; a dimension that follows them is the
-batch, one that changes otherwise mixes samples and is refused.
+batch, one that changes otherwise mixes samples and is refused. It runs as at inference, so that no dropout mask is
+drawn, and what it makes for itself is on the meta device too: no numbers in a file can cost memory here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from networks.graph import BATCH, NodeCost, TensorSpec
-from networks.types.base import NodeParams, NodeType, ShapeError, VNodeModule, dims_text
+from networks.types.base import NodeParams, NodeType, RunContext, ShapeError, VNodeModule, dims_text
 
 _BATCHES = (2, 3)
 
@@ -46,6 +47,7 @@ def _infer(kind: NodeType, params: NodeParams, inputs: Sequence[TensorSpec]) -> 
     kind.check(params, inputs)
     with torch.device("meta"):
         module = kind.module(params)
+    module.context = RunContext(training=False, update_buffers=False)
     runs = [_run(module, inputs, batch) for batch in _BATCHES]
     outputs: dict[str, TensorSpec] = {}
     for port, *tensors in zip(kind.outputs(params), *runs, strict=True):
@@ -71,7 +73,7 @@ def _infer(kind: NodeType, params: NodeParams, inputs: Sequence[TensorSpec]) -> 
 def _run(module: VNodeModule, inputs: Sequence[TensorSpec], batch: int) -> tuple[Tensor, ...]:
     tensors = [torch.empty(_sizes(spec, batch), dtype=DTYPES[spec.dtype], device="meta") for spec in inputs]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.device("meta"):
             result = module(*tensors)
     except (RuntimeError, IndexError, ValueError) as error:
         got = ", ".join(dims_text(spec.shape) for spec in inputs)

@@ -33,7 +33,7 @@ class SplitParams(NodeParams):
     """The input cut along `dim`; output i is port `i`. Say either `parts` or `sizes`."""
 
     dim: int = Field(default=-1, description="dimension, counted from the batch (0) or from the end (-1)")
-    parts: int | None = Field(default=None, gt=0, description="number of equal parts")
+    parts: int | None = Field(default=None, gt=0, le=4096, description="number of equal parts")
     sizes: tuple[int, ...] | None = Field(default=None, strict=False, description="size of each part")
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
+import psutil
 import pytest
 
 from networks.graph import PortRef
-from networks.load import Network, load
+from networks.load import Network, NetworkFileError, load
 from tests.unit.networks.files import Files
 
 HEAD = "version: 1\nname: g\ninputs: {x: {dtype: float32, shape: [batch, 8]}}\n"
@@ -284,3 +288,25 @@ def test_numbers_beyond_all_measure_are_an_error_not_a_crash(files: Files) -> No
         "edges: [x -> f -> g]\noutputs: {y: g}\n"
     )
     assert "'f'" in files.errors(text)[0]
+
+
+@pytest.mark.parametrize(
+    ("node", "shape"),
+    [
+        ("type: attention, dim: 8, heads: 2, rotary: true, causal: true", "[batch, 1000000, 8]"),
+        ("type: attention, dim: 8, heads: 2, rotary: true, head_dim: 100000000", "[batch, 8, 8]"),
+        ("type: attention, dim: 8, heads: 2, dropout: 0.1, causal: true", "[batch, 1000000, 8]"),
+        ("type: dropout, p: 0.1", "[batch, 1000000, 1000]"),
+        ("type: linear, in: 8, out: 1000000000000", "[batch, 8]"),
+        ("type: conv2d, in: 8, out: 8, kernel: 1000000000, padding: 1000000000", "[batch, 8, 8, 8]"),
+        ("type: split, parts: 2000000000", "[batch, 8]"),
+    ],
+)
+def test_shapes_of_any_size_cost_no_memory(files: Files, node: str, shape: str) -> None:
+    text = HEAD.replace("[batch, 8]", shape) + f"nodes: [{{id: n, {node}}}]\nedges: [x -> n]\noutputs: {{y: n}}\n"
+    path = files.write(text)
+    before, started = psutil.Process().memory_info().rss, time.process_time()
+    with contextlib.suppress(NetworkFileError):
+        load(path)
+    assert psutil.Process().memory_info().rss - before < 100 * 2**20
+    assert time.process_time() - started < 3.0

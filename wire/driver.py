@@ -50,13 +50,13 @@ class _Question:
 class _Outgoing(list[Command]):
     """Carries packets out at once, so that the first is on its way while the next is made; keeps the rest."""
 
-    def __init__(self, bus: Driver) -> None:
+    def __init__(self, carry: Callable[[Transmit], None]) -> None:
         super().__init__()
-        self._bus = bus
+        self._carry = carry
 
     def append(self, command: Command) -> None:
         if type(command) is Transmit:
-            self._bus._carry(command)
+            self._carry(command)
         else:
             super().append(command)
 
@@ -73,6 +73,7 @@ class Driver(ABC):
         self._loss_handler: LossHandler | None = None
         self._questions: dict[str, _Question] = {}
         self._memory = AnswerMemory(limits)
+        self._out = _Outgoing(self._carry)
         self._upcalls: deque[Deliver | Lost] = deque()
         self._in_upcall = False
         self._timer: Handle | None = None
@@ -132,9 +133,8 @@ class Driver(ABC):
         if is_exchange(message):
             size = sum(map(len, frames))
             self._memory.finish(to, message, frames, size)
-        out = _Outgoing(self)
-        self._links.send(to, message, frames, lane, self._now(), out)
-        self._settle(out)
+        self._links.send(to, message, frames, lane, self._now(), self._out)
+        self._settle()
 
     async def ask(
         self, to: PeerRef, message: Message, frames: Sequence[Buffer] = (), *, timeout_s: float
@@ -190,9 +190,8 @@ class Driver(ABC):
 
     def forget(self, to: PeerRef) -> None:
         """Drop the link to this peer and what is queued for it."""
-        out = _Outgoing(self)
-        self._links.forget(to, out)
-        self._settle(out)
+        self._links.forget(to, self._out)
+        self._settle()
 
     def counters(self) -> dict[str, Any]:
         """Counts of messages, resends and refusals, and what is queued per peer, as a plain dict."""
@@ -212,15 +211,13 @@ class Driver(ABC):
 
     def _arrived(self, source: Source, header: Payload, frames: Sequence[memoryview]) -> None:
         """A packet has come. The caller calls `_batch_done` after the last of a batch."""
-        out = _Outgoing(self)
-        self._links.on_frames(source, header, frames, self._now(), out)
-        if out:
-            self._perform(out)
+        self._links.on_frames(source, header, frames, self._now(), self._out)
+        if self._out:
+            self._perform()
 
     def _batch_done(self) -> None:
-        out = _Outgoing(self)
-        self._links.flush(self._now(), out)
-        self._settle(out)
+        self._links.flush(self._now(), self._out)
+        self._settle()
         if self._idle is not None and self._links.idle():
             self._idle.set()
 
@@ -228,13 +225,12 @@ class Driver(ABC):
         self._timer = None
         if self._closed or self._endpoint is None:
             return
-        out = _Outgoing(self)
-        self._links.on_tick(self._now(), out)
-        self._settle(out)
+        self._links.on_tick(self._now(), self._out)
+        self._settle()
 
-    def _settle(self, out: list[Command]) -> None:
-        if out:
-            self._perform(out)
+    def _settle(self) -> None:
+        if self._out:
+            self._perform()
         soonest = self._links.soonest
         if soonest is None or self._closed:
             return
@@ -246,7 +242,9 @@ class Driver(ABC):
         delay_s = max(soonest - self._now(), TICK_S)
         self._timer = self._call_later(delay_s, self._tick)
 
-    def _perform(self, commands: list[Command]) -> None:
+    def _perform(self) -> None:
+        commands = self._out.copy()
+        self._out.clear()
         for command in commands:
             if type(command) is Release:
                 self._release(command.route)

@@ -71,6 +71,8 @@ class Endpoint:
         self._timed: dict[Peer, None] = {}  # a dict, because its order does not depend on addresses
         self._dead: OrderedDict[Key, str] = OrderedDict()
         self._cursors: OrderedDict[Key, tuple[int, list[int]]] = OrderedDict()
+        self._due: dict[Peer, None] = {}  # acknowledgements to be sent after this batch
+        self._shortest_s = min(limits.ack_delay_s, limits.stall_s, limits.hello_s)
         self._pool = BufferPool()
         self._swept_at = 0.0
 
@@ -104,7 +106,7 @@ class Endpoint:
         elif peer.greeting_since is None:
             peer.greeting_since = now
             out.append(peer.hello(now))
-        self._time(peer)
+        self._time(peer, now)
 
     def _find(self, to: PeerRef, now: float) -> Peer | None:
         """The peer to send to, made if need be; None if it is a boot that is known to be dead."""
@@ -211,19 +213,23 @@ class Endpoint:
         if packet.yours == peer.stream:
             if peer.state is State.GREETING:
                 peer.up(now, out)
-            problem = peer.acknowledged(packet.acks, packet if isinstance(packet, Ack) else None, now, out)
+            problem = peer.acknowledged(packet.acks, packet if type(packet) is Ack else None, now, out)
             if problem:
                 self._lose(peer, problem, out)
                 return
-        if isinstance(packet, Data | Chunk):
+        if type(packet) is Data or type(packet) is Chunk:
+            receiving = peer.receiving[packet.lane]
             self._data(peer, packet, frames, now, out)
+            if receiving.ack_at is not None and receiving.ack_at <= now:
+                self._due[peer] = None
         elif frames:
             self.counters["refused_frames"] += 1
         elif isinstance(packet, Ping):
             receiving = peer.receiving[packet.lane]
             receiving.answer_ping = packet.ping
             receiving.ack_at = now
-        self._time(peer)
+            self._due[peer] = None
+        self._time(peer, now)
 
     def _data(self, peer: Peer, packet: Data | Chunk, frames: Sequence[Any], now: float, out: list[Command]) -> None:
         receiving = peer.receiving[packet.lane]
@@ -325,10 +331,10 @@ class Endpoint:
                     peer = self._add(packet.me, now)
                 peer.heard_at = now
                 if not peer.ref.addresses and packet.me.addresses:
-                    peer.ref = packet.me
+                    peer.meet(packet.me)
                 if peer.begin_stream(packet.stream, packet.bases):
                     out.append(peer.welcome())
-                self._time(peer)
+                self._time(peer, now)
             case Welcome() if self._acceptable(packet.me, key) and packet.dst_boot == self.me.boot:
                 greeted = self._by_stream.get(packet.yours)
                 if greeted is not None:
@@ -373,8 +379,7 @@ class Endpoint:
                 self._replaced(packet.me, out)
                 # The address that answered is the one that works; what it advertises may not be reachable from here.
                 others = [other for other in packet.me.addresses if other != address]
-                peer.ref = PeerRef(packet.src, packet.src_boot, [address, *others])
-                peer.address_index = 0
+                peer.meet(PeerRef(packet.src, packet.src_boot, [address, *others]))
                 self._enter(peer)
             else:
                 peer = self._merge(peer, existing, out)
@@ -393,7 +398,7 @@ class Endpoint:
             out.append(peer.hello(now))
         elif len(out) == before:
             out.append(peer.ack(CONTROL))  # shows that the Welcome has come
-        self._time(peer)
+        self._time(peer, now)
 
     def _merge(self, pending: Peer, existing: Peer, out: list[Command]) -> Peer:
         """Whoever answered is known already: what waited for it goes to the link there is."""
@@ -422,15 +427,22 @@ class Endpoint:
             if problem:
                 self._lose(peer, problem, out)
             else:
-                self._time(peer)
+                self._time(peer, now)
 
     def flush(self, now: float, out: list[Command]) -> None:
         """Send the acknowledgements that are due; call it after a batch of packets."""
-        if self.soonest is not None and self.soonest <= now:
-            for peer in self._timed:
+        if self._due:
+            for peer in self._due:
                 peer.flush(now, out)
+            self._due.clear()
 
-    def _time(self, peer: Peer) -> None:
+    def _time(self, peer: Peer, now: float) -> None:
+        """See to it that the peer's timers are looked at in time.
+
+        A peer that is looked at soon anyway needs no new time: no timer is set for sooner than an acknowledgement.
+        """
+        if self.soonest is not None and self.soonest <= now + self._shortest_s and peer in self._timed:
+            return
         deadline = peer.deadline() if peer.state is not State.GONE else None
         if deadline is None:
             self._timed.pop(peer, None)
@@ -453,6 +465,7 @@ class Endpoint:
         key = (peer.ref.id, peer.ref.boot)
         peer.state = State.GONE
         self._timed.pop(peer, None)
+        self._due.pop(peer, None)
         self._by_stream.pop(peer.stream, None)
         if self._peers.get(key) is peer:
             del self._peers[key]

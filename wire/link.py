@@ -48,7 +48,7 @@ class Parcel:
     order: int = -1
     transmissions: int = 0
     damaged: int = 0
-    digests: tuple[int, ...] | None = None
+    digests: list[int] | None = None
 
 
 @dataclass(slots=True)

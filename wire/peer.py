@@ -42,7 +42,6 @@ class Peer:
 
     def __init__(self, me: PeerRef, ref: PeerRef, stream: int, limits: Limits, now: float) -> None:
         self.me = me
-        self.ref = ref
         self.stream = stream
         self.limits = limits
         self.state = State.GREETING
@@ -52,7 +51,8 @@ class Peer:
         self.assembling: list[Assembly | None] = [None for _ in LANES]
         self.queued_bytes = 0
         self.queued_messages = 0
-        self.address_index = 0
+        self._address_index = 0
+        self.meet(ref)
         self.hello_at: float | None = None
         self.hello_s = limits.hello_s
         self.heard_at = now
@@ -62,12 +62,17 @@ class Peer:
 
     # ------------------------------------------------------------ who and where
 
-    @property
-    def route(self) -> Route:
-        """How it is reached now."""
-        addresses = self.ref.addresses
-        address = addresses[self.address_index % len(addresses)] if addresses else ""
-        return Route(self.ref.id, self.ref.boot, address)
+    def meet(self, ref: PeerRef) -> None:
+        """This is who it is and where it can be dialled."""
+        self.ref = ref
+        self._address_index = 0
+        self._head = (self.me.id, self.me.boot, ref.id, ref.boot)
+        self._readdress()
+
+    def _readdress(self) -> None:
+        ref = self.ref
+        address = ref.addresses[self._address_index % len(ref.addresses)] if ref.addresses else ""
+        self.route = Route(ref.id, ref.boot, address)
 
     @property
     def name(self) -> str:
@@ -127,27 +132,26 @@ class Peer:
 
     def transmit(self, lane: int, parcel: Parcel) -> Transmit:
         """The packet of a numbered parcel, with fresh acknowledgements."""
-        if parcel.digests is None:
-            parcel.digests = tuple([digest_of(payload) for payload in parcel.payloads])
+        payloads, fields = parcel.payloads, parcel.fields
+        digests = parcel.digests
+        if digests is None:
+            digests = parcel.digests = [digest_of(payload) for payload in payloads]
         if parcel.kind is Kind.CHUNK:
-            fields = (*parcel.fields, parcel.digests[0])
-        elif parcel.payloads:
-            sizes, chunks, packed = parcel.fields
-            fields = (list(zip(sizes, parcel.digests, strict=True)), chunks, packed)
-        else:
-            fields = parcel.fields
+            fields = (*fields, digests[0])
+        elif payloads:
+            fields = (list(zip(fields[0], digests, strict=True)), fields[1], fields[2])
         header = write_header(
-            parcel.kind, *self.addressed(), self.stream, self.their_stream, self.acks(), lane, parcel.seq, *fields
+            parcel.kind, *self._head, self.stream, self.their_stream, self.acks(), lane, parcel.seq, *fields
         )
         if lane == CONTROL or self.sending[lane].flying_bytes <= PROMPT_BYTES:
             for receiving in self.receiving:
-                if not receiving.early and not receiving.answer_ping and not receiving.damaged:
+                if receiving.ack_at is not None and not (receiving.early or receiving.answer_ping or receiving.damaged):
                     receiving.told()
-        return Transmit(self.route, lane, parcel.kind, (header, *parcel.payloads))
+        return Transmit(self.route, lane, parcel.kind, (header, *payloads))
 
     def addressed(self) -> tuple[str, int, str, int]:
         """Source and destination, as each header says them."""
-        return self.me.id, self.me.boot, self.ref.id, self.ref.boot
+        return self._head
 
     def acks(self) -> tuple[int, int, int]:
         """Per lane, the number below which all is stored."""
@@ -234,7 +238,7 @@ class Peer:
         return ""
 
     def _worn(self, parcel: Parcel) -> str:
-        if parcel.digests is not None and parcel.digests != tuple([digest_of(p) for p in parcel.payloads]):
+        if parcel.digests is not None and parcel.digests != [digest_of(p) for p in parcel.payloads]:
             return f"a frame of {parcel.label} was changed by this process before it was acknowledged"
         if parcel.damaged > self.limits.damaged_max:
             return f"a frame of {parcel.label} arrived damaged {parcel.damaged} times"
@@ -248,7 +252,8 @@ class Peer:
         if self.greeting_since is not None and now - self.greeting_since >= give_up_s:
             return f"{self.name} did not answer for {give_up_s:.0f} s"
         if self.hello_at is not None and now >= self.hello_at:
-            self.address_index += 1
+            self._address_index += 1
+            self._readdress()
             out.append(self.hello(now))
         if self.state is State.UP:
             for lane in LANES:
@@ -277,18 +282,14 @@ class Peer:
 
     def deadline(self) -> float | None:
         """When `tick` has something to do, or None."""
-        found: list[float] = []
-        if self.hello_at is not None:
-            found.append(self.hello_at)
-        for sending in self.sending:
-            if sending.stall_at is not None:
-                found.append(sending.stall_at)
-        for receiving in self.receiving:
-            if receiving.ack_at is not None:
-                found.append(receiving.ack_at)
+        found = self.hello_at
         if self.greeting_since is not None:
-            found.append(self.greeting_since + self.limits.give_up_s)
-        return min(found, default=None)
+            found = _sooner(found, self.greeting_since + self.limits.give_up_s)
+        for sending in self.sending:
+            found = _sooner(found, sending.stall_at)
+        for receiving in self.receiving:
+            found = _sooner(found, receiving.ack_at)
+        return found
 
     def lost(self, reason: str) -> Lost:
         """Report it, with what was under way."""
@@ -303,3 +304,9 @@ class Peer:
             kinds = ", ".join(f"{labels.count(label)} {label}" for label in sorted(set(labels))[:6])
             reason = f"{reason}; not acknowledged: {kinds}"
         return Lost(self.ref, reason)
+
+
+def _sooner(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

@@ -11,6 +11,8 @@ import os
 import sys
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import zmq
 
@@ -20,6 +22,7 @@ from wire.errors import MisuseError
 from wire.limits import (
     HEADER_BYTES,
     LINGER_MS,
+    LOOPBACK_SEND_BUFFER_BYTES,
     NO_COPY_RECEIVE_BYTES,
     NO_COPY_SEND_BYTES,
     PART_BYTES,
@@ -27,13 +30,15 @@ from wire.limits import (
     RECONNECT_MAX_MS,
     RECONNECT_MS,
     SEND_HWM,
-    SOCKET_BUFFER_BYTES,
     SOCKETS,
     ZMTP_HEARTBEAT_MS,
     ZMTP_TIMEOUT_MS,
 )
 from wire.messages import CONTROL
 from wire.packets import Kind
+
+NOBLOCK = int(zmq.NOBLOCK)
+NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
@@ -82,7 +87,7 @@ def new_router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
 
 
 def new_dealer(
-    context: zmq.Context[zmq.Socket[bytes]], identity: bytes, lane: int, *, receives: bool
+    context: zmq.Context[zmq.Socket[bytes]], identity: bytes, lane: int, *, receives: bool, loopback: bool
 ) -> zmq.Socket[bytes]:
     """A socket that dials one peer for one lane."""
     socket = context.socket(zmq.DEALER)
@@ -93,8 +98,8 @@ def new_dealer(
     socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a connection that does not stand yet
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
-    if lane != CONTROL:
-        socket.setsockopt(zmq.SNDBUF, SOCKET_BUFFER_BYTES)
+    if lane != CONTROL and loopback:
+        socket.setsockopt(zmq.SNDBUF, LOOPBACK_SEND_BUFFER_BYTES)
     return socket
 
 
@@ -117,25 +122,31 @@ class Inlet:
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self.socket = socket
         self.torn = 0
+        self._receive: Any = partial(zmq.backend.Socket.recv, socket)  # without the wrapper that is for other sockets
+        self._get: Any = partial(zmq.backend.Socket.get, socket)
         self._inside = False
 
     def take(self) -> list[zmq.Frame] | None:
         """The parts of the next packet, or None if there is none now."""
-        socket = self.socket
         if self._inside:
             self._skip()
+        receive = self._receive
         self._inside = True
         try:
-            part = socket.recv(zmq.NOBLOCK, copy=False)
+            part = receive(NOBLOCK, False)
         except zmq.Again:
             self._inside = False
             return None
         parts = [part]
         while part.more:
-            part = socket.recv(zmq.NOBLOCK, copy=False)
+            part = receive(NOBLOCK, False)
             parts.append(part)
         self._inside = False
         return parts
+
+    def ready(self) -> bool:
+        """Whether there is a packet now; half as dear as taking one and finding none."""
+        return bool(self._get(zmq.EVENTS) & zmq.POLLIN)
 
     def _skip(self) -> None:
         self.torn += 1
@@ -161,6 +172,7 @@ class Outlet:
         self.socket = socket
         self.waiting: deque[Transmit] = deque()
         self.prefix = prefix
+        self._put: Any = partial(zmq.backend.Socket.send, socket)
         self._inside = False
 
     def put(self, packet: Transmit) -> bool:
@@ -185,19 +197,19 @@ class Outlet:
         return True
 
     def _send(self, parts: Sequence[Payload]) -> bool:
-        socket = self.socket
+        put = self._put
         if self._inside:  # an exception broke off a packet here: end it, its reader refuses it whole
-            socket.send(b"", zmq.NOBLOCK)
+            put(b"", zmq.NOBLOCK)
             self._inside = False
         try:
             if self.prefix is not None:
-                socket.send(self.prefix, zmq.NOBLOCK | zmq.SNDMORE)
+                put(self.prefix, NOBLOCK_MORE)
                 self._inside = True
             last = len(parts) - 1
             for index, part in enumerate(parts):
-                flags = zmq.NOBLOCK | zmq.SNDMORE if index < last else zmq.NOBLOCK
-                socket.send(part, flags, copy=len(part) < NO_COPY_SEND_BYTES)
-                self._inside = index < last
+                more = index < last
+                put(part, NOBLOCK_MORE if more else NOBLOCK, len(part) < NO_COPY_SEND_BYTES)
+                self._inside = more
         except zmq.ZMQError as error:
             # Full, or (ROUTER) the peer's connection does not stand yet or any more: it may come, or the link gives up.
             if self._inside or error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):

@@ -202,7 +202,9 @@ class ZmqBus(Driver):
         assert self._context is not None
         number = self._dealer_numbers.setdefault(address, len(self._dealer_numbers))
         identity = _identity(self._id, self._boot, lane, f"{number:x}")
-        socket = new_dealer(self._context, identity, lane, receives=self._router is None)
+        socket = new_dealer(
+            self._context, identity, lane, receives=self._router is None, loopback=_is_loopback(address)
+        )
         try:
             socket.connect(address)
         except zmq.ZMQError as error:
@@ -299,7 +301,7 @@ class ZmqBus(Driver):
         taken = size = 0
         more = True
         while taken < DRAIN_MESSAGES and size < DRAIN_BYTES:
-            parts = inlet.take()
+            parts = None if taken == 1 and not inlet.ready() else inlet.take()
             if parts is None:
                 more = False
                 break
@@ -371,6 +373,13 @@ def _parsed(identity: bytes) -> tuple[Source | None, str]:
         if int(lane) in LANES:
             return Source(name, int(boot, 16), int(lane)), number
     return None, ""
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _dialable(bound: str) -> str:

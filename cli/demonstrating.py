@@ -5,6 +5,7 @@ The home keeps store and registry between runs, so an unfinished demo can be gon
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from cli import cluster as clusters
 from cli import units
 from cli.client import Client
 from cli.cluster import Cluster
+from cli.commands.sessions import settle
 from cli.context import read_json, write_json
 from cli.following import failure, follow
 from cli.local import batches
@@ -29,6 +31,7 @@ from wire.messages import SessionInfo
 
 CHECKED_STEPS = 10
 SAMPLE_TOKENS = 300
+SAVE_TIMEOUT_S = 5.0
 PROMPT = "def "
 
 
@@ -134,8 +137,12 @@ async def show(
 ) -> Shown:
     """Train, compare with one process, sample. Raises the run's failure."""
     session = await train_or_go_on(client, cluster, plan, prepared, terminal)
-    terminal.line(f"placed on {', '.join(session.pnodes)}; Ctrl-C ends it, dcnr demo goes on", style="dim")
-    followed = await follow(client, session, view(terminal, every_s=every_s))
+    terminal.line("Ctrl-C ends everything; dcnr demo then goes on from the last checkpoint", style="dim")
+    try:
+        followed = await follow(client, session, view(terminal, every_s=every_s))
+    except asyncio.CancelledError:
+        await save_now(client, session, terminal)
+        raise
     ended = followed.session
     problem = failure(ended)
     if problem is not None:
@@ -151,12 +158,21 @@ async def show(
     return Shown(ended.session, ended.step, ended.loss, compared, gap, made.prompt + made.text)
 
 
+async def save_now(client: Client, session: SessionInfo, terminal: Terminal) -> None:
+    """Hold and save the run, so that the next demo can go on; at most SAVE_TIMEOUT_S, and only if all goes well."""
+    try:
+        info = await client.act(session.session, "pause", timeout_s=SAVE_TIMEOUT_S)
+        info = await settle(client, info, ("paused", "finished"), terminal, SAVE_TIMEOUT_S)
+    except DCNRError as problem:
+        terminal.warn(f"not saved: {problem.message}")
+        return
+    terminal.line(f"saved at step {info.committed}")
+
+
 async def compare(
     client: Client, session: SessionInfo, prepared: Prepared, cluster: Cluster, terminal: Terminal
 ) -> tuple[int, float]:
     """The losses of the first steps against one process. Returns how many, and the largest difference."""
-    import asyncio
-
     from pnode.reference import train
 
     mine: dict[int, float] = {}

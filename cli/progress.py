@@ -287,6 +287,8 @@ class LiveView:
 def note_lines(kind: str, text: str) -> list[str]:
     """What happened, in one line or several; warnings and errors say what they are."""
     first, *rest = text.splitlines() or [""]
+    if kind == "placement":  # the reasons are for `dcnr logs` and `dcnr plan`
+        return [] if first.startswith("placement:") else [first]
     return [f"{kind}: {first}" if kind in ("warning", "error") else first, *(f"  {line}" for line in rest)]
 
 

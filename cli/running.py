@@ -36,8 +36,11 @@ def on_sigterm() -> None:
     signal.signal(signal.SIGTERM, handle)
 
 
-def run(coroutine: Coroutine[Any, Any, T], *, grace_s: float = GRACE_S) -> T:
+def run(coroutine: Coroutine[Any, Any, T], *, grace_s: float | None = GRACE_S) -> T:
     """Run a coroutine. Ctrl-C or SIGTERM cancels it and leaves it `grace_s` to clean up; a second one ends at once.
+
+    `grace_s` None: for callers that must end processes afterwards; the coroutine bounds its clean-up itself, and a
+    second signal cancels that.
 
     Raises: KeyboardInterrupt or `Terminated` after a signal, else what the coroutine raises.
     """
@@ -52,10 +55,11 @@ def run(coroutine: Coroutine[Any, Any, T], *, grace_s: float = GRACE_S) -> T:
         assert task is not None
 
         def stop(number: int) -> None:
-            if seen:
+            if seen and grace_s is not None:
                 os._exit(_code_of(number))
             seen.append(number)
-            limits.append(_end_after(grace_s, _code_of(number)))
+            if grace_s is not None:
+                limits.append(_end_after(grace_s, _code_of(number)))
             task.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM):

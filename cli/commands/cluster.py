@@ -47,7 +47,7 @@ def up(
     with terminal.waiting(f"starting the orchestrator and {plural(pnodes, 'PNode')}"):
         cluster = start(folder, pnodes=pnodes, store=store, bind=bind, threads=threads, device=device)
         try:
-            run(wait_until_joined(cluster, terminal), grace_s=12)
+            run(wait_until_joined(cluster, terminal), grace_s=None)
         except BaseException:
             stop(cluster)
             raise

@@ -52,7 +52,7 @@ def demo(
     try:
         prepared = prepared_for(plan, terminal)
         cluster = begin(plan, terminal)
-        shown = run(_show(cluster, plan, prepared, terminal, every), grace_s=5.0)
+        shown = run(_show(cluster, plan, prepared, terminal, every), grace_s=None)
     finally:
         leave(plan.home)
     if terminal.json:

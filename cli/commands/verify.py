@@ -123,7 +123,7 @@ def _verify(
     with terminal.waiting(f"starting {pnodes} PNode processes"):
         cluster = start(folder / "cluster", pnodes=pnodes, threads=threads)
     try:
-        return run(_compare(cluster, runs, kinds, pnodes, steps, seed, not against, terminal), grace_s=3.0)
+        return run(_compare(cluster, runs, kinds, pnodes, steps, seed, not against, terminal), grace_s=None)
     finally:
         stop(cluster, grace_s=3.0)
 

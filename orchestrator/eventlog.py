@@ -1,8 +1,8 @@
 """A session's history: what happened, and the reports of its steps, for clients that attach later. Bounded. Pure.
 
-Events are numbered from 1 and never renumbered. The reports of the newest `WHOLE_STEPS` steps are all kept; of older
-ones every second is dropped whenever there are more than `MAX_STEPS`, so that the whole run stays visible, coarser the
-older it is. Other events are kept up to `MAX_EVENTS`, the oldest go first.
+Events are numbered from 1 and never renumbered. The reports of the newest `WHOLE_STEPS` steps are all kept; whenever
+there are more than `MAX_STEPS`, the older ones are thinned to evenly spaced ones, so that the course of the whole run
+stays visible. Other events are kept up to `MAX_EVENTS`, the oldest go first.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class EventLog:
         return (True, list(self._events)) if rewritten else (False, fresh)
 
     def _thin(self) -> None:
-        """Drop every second of the older reports and gather them in fewer events."""
+        """Keep older reports at even distances, and gather them in fewer events."""
         kept, border = 0, len(self._events)
         while border > 0 and kept < WHOLE_STEPS:
             border -= 1
@@ -73,7 +73,8 @@ class EventLog:
         older: list[SessionEvent] = []
         gathered: list[StepReport] = []
         last: SessionEvent | None = None
-        skip = False
+        distance = max(1, self._events[border - 1].step * 2 // (MAX_STEPS - WHOLE_STEPS))
+        due = before = 0
 
         def flush() -> None:
             nonlocal gathered, last
@@ -87,9 +88,10 @@ class EventLog:
                 older.append(event)
                 continue
             for report in event.steps:
-                if not skip:
+                if report.step >= due or report.step <= before:  # a resumed run goes back
                     gathered.append(report)
-                skip = not skip
+                    due = report.step + distance
+                before = report.step
             last = event
             if len(gathered) >= BATCH:
                 flush()

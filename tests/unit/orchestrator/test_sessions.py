@@ -1,0 +1,532 @@
+"""A session's life, event by event; without a clock, a bus or a store."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestrator import events
+from orchestrator.events import Command, Event, Log, Record, Send, Tell
+from orchestrator.records import SessionRecord
+from orchestrator.sessions import (
+    ACTIVE,
+    COMMIT_S,
+    PREPARE_S,
+    START_S,
+    TRANSITIONS,
+    ActionRefusedError,
+    Session,
+    SessionBug,
+    Stage,
+    State,
+)
+from wire.messages import Committed, HoldRun, Release, StartRun, StepReport
+
+
+def make_record(**changes: Any) -> SessionRecord:
+    fields: dict[str, Any] = {
+        "session": "gpt-1",
+        "network": "gpt",
+        "network_digest": "a" * 64,
+        "data_digest": "b" * 64,
+        "tokenizer_digest": "",
+        "data": "text",
+        "steps": 40,
+        "seed": 0,
+        "checkpoint_every": 0,
+        "keep": 3,
+        "trace": False,
+        "tag": "",
+        "created": 0.0,
+        "until": 40,
+    }
+    return SessionRecord(**{**fields, **changes})
+
+
+def report(step: int, seconds: float = 0.5) -> StepReport:
+    return StepReport(step, 2.0 / step, 100, 1.0, 0.1, seconds, 4, "")
+
+
+class Story:
+    """A session under test: feeds events, keeps what it asked for, moves time."""
+
+    def __init__(self, **changes: Any) -> None:
+        ids = itertools.count()
+        self.session = Session(make_record(**changes), term=3, new_id=lambda: f"id{next(ids)}")
+        self.now = 0.0
+        self.commands: list[Command] = []
+
+    def feed(self, event: Event, after: float = 0.0) -> list[Command]:
+        self.now += after
+        new = self.session.handle(event, self.now)
+        self.commands += new
+        return new
+
+    def act(self, action: str, **more: Any) -> list[Command]:
+        return self.feed(events.Acted(action, **more))
+
+    def sent(self, commands: list[Command], kind: type | None) -> list[Send]:
+        found = [command for command in commands if isinstance(command, Send)]
+        return [one for one in found if (one.message is None if kind is None else type(one.message) is kind)]
+
+    def place(self, step: int = 0) -> list[Command]:
+        placed = events.Placed({"a": "p1", "b": "p1", "loss": "p2"}, {"p1": 1, "p2": 4}, "p2", step, ("why",))
+        self.feed(placed)
+        return self.feed(events.Recorded(self.session.record.epoch))
+
+    def answer(self, commands: list[Command]) -> list[Command]:
+        out: list[Command] = []
+        for command in commands:
+            if isinstance(command, Send):
+                out += self.feed(events.Answered(command.key))
+        return out
+
+    def run(self, step: int = 0) -> Story:
+        self.act("start")
+        self.answer(self.answer(self.place(step)))
+        assert self.session.state is State.RUNNING
+        return self
+
+    def hold(self, step: int, *, commit: bool = True) -> None:
+        for pnode in ("p1", "p2"):
+            self.feed(events.Held(pnode, self.session.record.epoch, step))
+        if commit:
+            self.commit(step)
+
+    def commit(self, step: int) -> list[Command]:
+        epoch = self.session.record.epoch
+        self.feed(events.PartsArrived(epoch, step))
+        return self.feed(events.Committed(epoch, step, f"hash{step}"))
+
+
+def test_deploys_in_two_phases() -> None:
+    story = Story()
+    placing = story.act("start", until=17)
+    assert [type(command) for command in placing] == [Log, Record, events.Place]
+    assert story.session.state is State.STARTING
+    raising = story.feed(events.Placed({"a": "p1", "loss": "p2"}, {"p1": 1, "p2": 4}, "p2", 0))
+    assert raising[-1] == Record(epoch=1)
+    assert not story.sent(raising, None), "nothing is sent before the epoch is durable"
+    preparing = story.feed(events.Recorded(1))
+    assert [send.pnode for send in story.sent(preparing, None)] == ["p1", "p2"]
+    first = story.feed(events.Answered(preparing[0].key))  # type: ignore[union-attr]
+    assert first == [], "StartRun waits for every Prepare"
+    starting = story.feed(events.Answered(preparing[1].key))  # type: ignore[union-attr]
+    starts = story.sent(starting, StartRun)
+    assert [(send.pnode, send.message.until, send.message.term) for send in starts] == [  # type: ignore[union-attr]
+        ("p1", 17, 3),
+        ("p2", 17, 3),
+    ]
+    story.answer(starting)
+    assert story.session.state is State.RUNNING
+    assert story.session.deployed
+
+
+def test_runs_to_the_end_and_finishes_only_when_the_last_step_is_durable() -> None:
+    story = Story().run()
+    story.feed(events.Reported(1, (report(1), report(2))))
+    assert (story.session.record.step, story.session.record.loss) == (2, 1.0)
+    assert story.session.eta_s() == pytest.approx(38 * 0.5)
+    assert story.session.tokens_s == pytest.approx(200.0)
+    story.hold(40, commit=False)
+    assert story.session.state is State.RUNNING
+    assert story.session.waiting(5.0) == ["PNodes and store: commit of step 40, for 5 s (at most 300 s)"]
+    out = story.commit(40)
+    assert story.session.state is State.FINISHED
+    assert story.session.record.final_hash == "hash40"
+    assert story.session.deployed, "it answers forward requests"
+    assert Tell(("p1", "p2"), Committed("gpt-1", 1, 0, 40)) in out
+
+
+def test_a_commit_before_the_last_hold_is_enough() -> None:
+    story = Story().run()
+    story.commit(40)
+    assert story.session.state is State.RUNNING
+    story.hold(40, commit=False)
+    assert story.session.state is State.FINISHED
+
+
+def test_until_pauses_with_a_checkpoint_and_resume_goes_on_without_placing_anew() -> None:
+    story = Story()
+    story.act("start", until=17)
+    story.answer(story.answer(story.place()))
+    story.hold(17)
+    assert story.session.state is State.PAUSED
+    assert story.session.record.committed == 17
+    out = story.act("resume")
+    assert not any(isinstance(command, events.Place) for command in out)
+    assert [send.message.until for send in story.sent(out, StartRun)] == [40, 40]  # type: ignore[union-attr]
+    story.answer(out)
+    assert story.session.record.epoch == 1
+    story.hold(40)
+    assert story.session.state is State.FINISHED
+
+
+def test_pause_holds_at_the_loss_and_waits_for_all() -> None:
+    story = Story().run()
+    out = story.act("pause")
+    (hold,) = story.sent(out, HoldRun)
+    assert hold.pnode == "p2"
+    assert hold.message.save  # type: ignore[union-attr]
+    story.answer(out)
+    assert story.session.state is State.PAUSING
+    assert any("p1: end of the step under way" in line for line in story.session.waiting(1.0))
+    story.feed(events.Held("p1", 1, 9))
+    story.commit(9)
+    assert story.session.state is State.PAUSING
+    story.feed(events.Held("p2", 1, 9))
+    assert story.session.state is State.PAUSED
+    assert story.session.waits == {}
+    assert story.act("pause") == []
+
+
+def test_pause_while_starting_comes_after_the_start() -> None:
+    story = Story()
+    story.act("start")
+    preparing = story.place()
+    story.act("pause")
+    out = story.answer(story.answer(preparing))
+    assert story.sent(out, HoldRun)
+    assert story.session.state is State.PAUSING
+
+
+def test_stop_saves_and_releases() -> None:
+    story = Story().run()
+    story.answer(story.act("stop"))
+    out = story.commit(3)
+    story.hold(3, commit=False)
+    assert story.session.state is State.STOPPED
+    assert not story.session.deployed
+    assert out
+    releases = [command for command in story.commands if isinstance(command, Tell) and command.sure]
+    assert [type(tell.message) for tell in releases] == [Release]
+    story.act("resume")
+    assert story.session.state is State.STARTING
+
+
+def test_the_end_of_the_run_wins_over_a_pause() -> None:
+    story = Story().run()
+    story.answer(story.act("pause"))
+    story.hold(40)
+    assert story.session.state is State.FINISHED
+
+
+def test_a_refused_prepare_fails_the_session_and_releases_all() -> None:
+    story = Story()
+    story.act("start")
+    preparing = story.place()
+    out = story.feed(events.Denied(preparing[0].key, "p1", "no space left", "make room"))  # type: ignore[union-attr]
+    assert story.session.state is State.FAILED
+    assert story.session.record.error == "p1: no space left"
+    assert story.session.record.hint == "make room"
+    assert any(isinstance(command, Tell) and isinstance(command.message, Release) for command in out)
+    late = story.feed(events.Answered(preparing[1].key))  # type: ignore[union-attr]
+    assert late == []
+
+
+def test_no_placement_fails_with_its_reason() -> None:
+    story = Story()
+    story.act("start")
+    story.feed(events.NotPlaced("p1 lacks 3 GB", "add a PNode"))
+    assert (story.session.state, story.session.record.error) == (State.FAILED, "p1 lacks 3 GB")
+
+
+def test_an_epoch_that_can_not_be_stored_sends_nothing() -> None:
+    story = Story()
+    story.act("start")
+    story.feed(events.Placed({"loss": "p2"}, {"p2": 4}, "p2", 0))
+    out = story.feed(events.NotRecorded("store is full"))
+    assert story.session.state is State.FAILED
+    assert not story.sent(story.commands, None)
+    assert not any(isinstance(command, Tell) for command in out), "nobody holds anything yet"
+
+
+def test_loss_of_a_pnode_fails_the_run_and_resume_places_anew() -> None:
+    story = Story().run()
+    story.commit(10)
+    assert story.feed(events.MemberLost("p1", 99, "x")) == [], "another incarnation"
+    story.feed(events.MemberLost("p1", 1, "no sign of life for 15 s"))
+    assert story.session.state is State.FAILED
+    assert story.session.record.error == "PNode p1 is lost: no sign of life for 15 s"
+    assert "dcnr resume gpt-1" in story.session.record.hint
+    out = story.act("resume")
+    assert isinstance(out[-1], events.Place)
+    story.answer(story.answer(story.place(10)))
+    assert story.session.record.epoch == 2
+    assert story.session.record.error == ""
+    assert story.session.record.step == 10
+
+
+def test_loss_of_a_pnode_while_paused_keeps_the_state() -> None:
+    story = Story().run()
+    story.answer(story.act("pause"))
+    story.hold(5)
+    story.feed(events.MemberLost("p2", 4, "it said goodbye"))
+    assert story.session.state is State.PAUSED
+    assert not story.session.deployed
+    out = story.act("resume")
+    assert isinstance(out[-1], events.Place)
+
+
+def test_what_another_epoch_says_is_ignored() -> None:
+    story = Story().run()
+    for event in (
+        events.Reported(0, (report(30),)),
+        events.Held("p1", 0, 30),
+        events.RunBroke("p1", 0, "a", "boom", ""),
+        events.PartsArrived(0, 30),
+    ):
+        assert story.feed(event) == []
+    assert story.session.state is State.RUNNING
+    assert story.session.record.step == 0
+
+
+def test_a_broken_run_names_pnode_and_vnode_and_keeps_the_checkpoint() -> None:
+    story = Story().run()
+    story.commit(10)
+    story.feed(events.RunBroke("p2", 1, "loss", "step 11: the loss is inf", ""))
+    assert story.session.state is State.FAILED
+    assert story.session.record.error == "p2, VNode loss: step 11: the loss is inf"
+    assert story.session.record.committed == 10
+    assert story.session.record.hint
+
+
+class TestDeadlines:
+    """Field case B28: nothing waits without a deadline, and who is awaited is named."""
+
+    def test_prepare(self) -> None:
+        story = Story()
+        story.act("start")
+        story.place()
+        assert story.session.next_deadline() == PREPARE_S
+        assert "p1: prepare its VNodes, for 7 s (at most 180 s)" in story.session.waiting(7.0)
+        story.feed(events.Ticked(), PREPARE_S)
+        assert story.session.state is State.FAILED
+        assert "no answer from p1 within 180 s: prepare its VNodes" in story.session.record.error
+
+    def test_start(self) -> None:
+        story = Story()
+        story.act("start")
+        story.answer(story.place())
+        story.feed(events.Ticked(), START_S)
+        assert story.session.state is State.FAILED
+        assert "p2 within 30 s: start of the run until step 40" in story.session.record.error
+
+    def test_hold(self) -> None:
+        story = Story().run()
+        story.answer(story.act("pause"))
+        story.feed(events.Held("p2", 1, 4))
+        story.feed(events.Ticked(), 60.0)
+        assert story.session.state is State.FAILED
+        assert "no answer from p1" in story.session.record.error
+
+    def test_hold_of_slow_steps_waits_longer(self) -> None:
+        story = Story().run()
+        story.feed(events.Reported(1, (report(1, 100.0),)))
+        story.answer(story.act("pause"))
+        story.feed(events.Ticked(), 400.0)
+        assert story.session.state is State.PAUSING
+
+    def test_commit(self) -> None:
+        story = Story().run()
+        story.hold(40, commit=False)
+        story.feed(events.Ticked(), COMMIT_S)
+        assert story.session.state is State.FAILED
+        assert "commit of step 40" in story.session.record.error
+
+    def test_steps(self) -> None:
+        story = Story().run()
+        story.feed(events.Reported(1, (report(1),)))
+        story.feed(events.Ticked(), 899.0)
+        assert story.session.state is State.RUNNING
+        story.feed(events.Ticked(), 1.0)
+        assert story.session.state is State.FAILED
+        assert "step 2" in story.session.record.error
+
+    def test_every_wait_of_a_running_session_has_one(self) -> None:
+        story = Story().run()
+        assert story.session.next_deadline() < float("inf")
+
+
+def test_a_late_answer_to_an_earlier_request_means_nothing() -> None:
+    story = Story()
+    story.act("start")
+    old = story.place()
+    story.act("stop")
+    story.act("resume")
+    new = story.place()
+    assert {command.key for command in old if isinstance(command, Send)}.isdisjoint(
+        command.key for command in new if isinstance(command, Send)
+    )
+    for command in old:
+        if isinstance(command, Send):
+            assert story.feed(events.Denied(command.key, "p1", "superseded")) == []
+    assert story.session.stage is Stage.PREPARING
+
+
+def test_deploy_for_inference_keeps_the_state_and_needs_no_data() -> None:
+    story = Story(data_digest="", steps=0, until=0)
+    story.act("deploy")
+    out = story.answer(story.place())
+    assert story.session.state is State.CREATED
+    assert story.session.deployed
+    assert not story.sent(out, StartRun)
+    with pytest.raises(ActionRefusedError, match="no data"):
+        story.act("start")
+    story.act("undeploy")
+    assert not story.session.deployed
+
+
+def test_a_deployment_that_fails_keeps_the_state_too() -> None:
+    story = Story()
+    story.act("deploy")
+    story.feed(events.NotPlaced("there is no living PNode", "dcnr up"))
+    assert story.session.state is State.CREATED
+    assert story.session.record.error == "there is no living PNode"
+    assert story.session.stage is Stage.DOWN
+
+
+def test_start_after_deploy_uses_the_deployment() -> None:
+    story = Story()
+    story.act("deploy")
+    story.answer(story.place())
+    out = story.act("start")
+    assert story.sent(out, StartRun)
+    story.answer(out)
+    assert (story.session.state, story.session.record.epoch) == (State.RUNNING, 1)
+
+
+def test_resume_on_other_pnodes_releases_first() -> None:
+    story = Story().run()
+    story.answer(story.act("pause"))
+    story.hold(5)
+    out = story.act("resume", pnodes=1)
+    kinds = [type(command) for command in out]
+    assert kinds.index(Tell) < kinds.index(events.Place)
+    assert out[-1] == events.Place(1, {})
+
+
+@pytest.mark.parametrize(
+    ("prepare", "action", "text"),
+    [
+        (lambda story: story.run(), "remove", "can't be removed: it is running"),
+        (lambda story: story.run(), "undeploy", "can't be undeployed: it is running"),
+        (lambda story: story, "pause", "can't be paused: it is created"),
+        (lambda story: story, "dance", "no action 'dance'"),
+        (lambda story: story.run().hold(40), "start", "has made all 40 steps"),
+        (lambda story: story.run().hold(40), "stop", "can't be stopped: it is finished"),
+    ],
+)
+def test_actions_that_the_state_does_not_allow(prepare: Callable[[Story], Any], action: str, text: str) -> None:
+    story = Story()
+    prepare(story)
+    before = (story.session.state, story.session.stage)
+    with pytest.raises(ActionRefusedError, match=text):
+        story.act(action)
+    assert (story.session.state, story.session.stage) == before
+
+
+@pytest.mark.parametrize(("until", "text"), [(41, "has 40 steps"), (-1, "until is -1"), (10, "has made 10 steps")])
+def test_until_has_to_lie_ahead(until: int, text: str) -> None:
+    story = Story(committed=10)
+    with pytest.raises(ActionRefusedError, match=text):
+        story.act("start", until=until)
+    assert story.session.state is State.CREATED
+
+
+def test_remove_releases_then_deletes() -> None:
+    story = Story().run()
+    story.hold(40)
+    out = story.act("remove")
+    assert [type(command) for command in out] == [Tell, events.Delete]
+    forced = Story().run()
+    out = forced.act("remove", force=True)
+    assert [type(command) for command in out] == [Tell, events.Delete]
+
+
+def test_a_failed_commit_fails_the_run() -> None:
+    story = Story().run()
+    story.feed(events.PartsArrived(1, 10))
+    story.feed(events.CommitFailed(10, "superseded by epoch 9"))
+    assert story.session.state is State.FAILED
+    assert "superseded by epoch 9" in story.session.record.error
+
+
+def test_a_note_about_bits_is_said_once() -> None:
+    story = Story().run()
+    for step in (10, 20):
+        story.feed(events.PartsArrived(1, step))
+        story.feed(events.Committed(1, step, "h", "not bit-exact: other CPU"))
+    assert story.session.record.bit_exact == "not bit-exact: other CPU"
+    said = [command for command in story.commands if isinstance(command, Log) and "not bit-exact" in command.text]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_after_a_restart_of_the_orchestrator(state: State) -> None:
+    record = make_record(state=state.value, step=12, committed=10, epoch=3)
+    session = Session(record, term=4, new_id=lambda: "x", restored=True)
+    if state in ACTIVE:
+        assert session.state is State.FAILED
+        assert session.record.error.startswith("interrupted at step 12")
+        assert session.record.hint == "dcnr resume gpt-1"
+    else:
+        assert session.state is state
+    assert not session.deployed
+    assert session.record.epoch == 3
+
+
+def test_the_table_covers_every_state_and_finished_is_final() -> None:
+    assert set(TRANSITIONS) == set(State)
+    assert TRANSITIONS[State.FINISHED] == frozenset()
+    reachable = set().union(*TRANSITIONS.values()) | {State.CREATED}
+    assert reachable == set(State)
+
+
+def test_a_forbidden_transition_tells_the_story() -> None:
+    story = Story().run()
+    with pytest.raises(SessionBug, match="can't go from running to created"):
+        story.session._go(State.CREATED, [])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_story_breaks_the_table_or_leaves_a_wait_without_a_deadline(seed: int) -> None:
+    """Random events in random order: only refusals of actions, never a bug; active sessions always have a deadline."""
+    source = random.Random(seed)
+    story = Story()
+    pending: list[str] = []
+    for _ in range(400):
+        epoch = source.choice([story.session.record.epoch, story.session.record.epoch, 0, 99])
+        step = source.choice([1, 17, 40])
+        action = source.choice(["start", "resume", "pause", "stop", "deploy", "undeploy"])
+        event: Event = source.choice(
+            [
+                events.Acted(action, until=source.choice([0, 17, 40])),
+                events.Placed({"a": "p1", "loss": "p2"}, {"p1": 1, "p2": 4}, "p2", source.choice([0, 17])),
+                events.NotPlaced("no"),
+                events.Recorded(epoch),
+                events.Recorded(epoch),
+                *(events.Answered(key) for key in pending[-4:]),
+                events.Denied(source.choice(pending) if pending else "x", "p1", "no"),
+                events.Reported(epoch, (report(step),)),
+                events.Held(source.choice(["p1", "p2", "p3"]), epoch, step),
+                events.PartsArrived(epoch, step),
+                events.Committed(epoch, step, "h"),
+                events.CommitFailed(step, "no"),
+                events.RunBroke("p1", epoch, "a", "boom", ""),
+                events.MemberLost(source.choice(["p1", "p2"]), source.choice([1, 4]), "gone"),
+                events.Ticked(),
+            ]
+        )
+        try:
+            out = story.feed(event, source.choice([0.0, 1.0, 50.0]))
+        except ActionRefusedError:
+            continue
+        pending += [command.key for command in out if isinstance(command, Send)]
+        if story.session.state in ACTIVE:
+            assert story.session.next_deadline() < float("inf"), event
+            assert story.session.waiting(story.now)

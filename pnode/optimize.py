@@ -21,7 +21,7 @@ from networks.recipe import SGD, AdamW
 def warm_up(device: torch.device) -> None:
     """One small forward, backward and update: what torch sets up at first use is set up before the first step."""
     parameter = nn.Parameter(torch.zeros(8, 8, device=device))
-    torch.nn.functional.linear(torch.ones(4, 8, device=device), parameter).sum().backward()
+    torch.nn.functional.linear(torch.ones(4, 8, device=device), parameter).sum().backward()  # type: ignore[no-untyped-call]
     Optimizer(AdamW(lr=1e-3), [parameter]).step(1e-3)
 
 
@@ -75,7 +75,7 @@ class Optimizer:
                     self._apply(lr, weight_decay, count, active)
 
     def _apply(self, lr: float, weight_decay: float, count: int, active: Sequence[int]) -> None:
-        parameters = [self.parameters[place] for place in active]
+        parameters: list[Tensor] = [self.parameters[place] for place in active]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         recipe = self.recipe
         if isinstance(recipe, AdamW):

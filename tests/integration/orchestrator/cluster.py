@@ -1,0 +1,338 @@
+"""A real orchestrator service on a real bus, a stand-in for PNodes that computes nothing, and a client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+
+from orchestrator.service import Service
+from storage.blobs import Blobs
+from storage.checkpoints import save_part_bytes
+from storage.local import LocalStore
+from wire import messages
+from wire.ids import Boot, new_request_id
+from wire.messages import Message, PeerRef, Profile, Registered
+from wire.zmq_bus import ZmqBus
+
+T = TypeVar("T")
+
+ENVIRONMENT = ["torch 2", "device cpu", "cpu x", "threads 1"]
+
+NETWORK = """
+version: 1
+name: {name}
+inputs:
+  x: {{dtype: float32, shape: [batch, 8]}}
+  labels: {{dtype: int64, shape: [batch]}}
+nodes:
+  - {{id: fc1, type: linear, in: 8, out: {width}}}
+  - {{id: act, type: relu}}
+  - {{id: fc2, type: linear, in: {width}, out: 4}}
+  - {{id: loss, type: cross_entropy}}
+edges:
+  - x -> fc1 -> act -> fc2 -> loss.logits
+  - labels -> loss.targets
+outputs: {{logits: fc2, loss: loss}}
+train:
+  batch: 8
+  microbatches: 4
+  steps: 40
+  optimizer: {{type: sgd, lr: 0.1}}
+"""
+
+
+def network_bytes(folder: Path, name: str = "toy", width: int = 16) -> bytes:
+    """Canonical bytes of a small network."""
+    from networks.load import load
+
+    path = folder / f"{name}.yaml"
+    path.write_text(NETWORK.format(name=name, width=width))
+    return load(path).to_bytes()
+
+
+class StandIn:
+    """Speaks a PNode's part of the protocol. Its "state" after a step is a text made of VNode and step."""
+
+    def __init__(self, name: str, orchestrator: str, store: LocalStore, *, step_s: float = 0.002) -> None:
+        self.name = name
+        self.store = store
+        self.step_s = step_s
+        self.bus = ZmqBus(name, bind="tcp://127.0.0.1:0")
+        self.orchestrator = PeerRef("orchestrator", 0, [orchestrator])
+        self.incarnation = 0
+        self.seen: list[Message] = []
+        self.deployments: dict[str, messages.Deployment] = {}
+        self.epochs: dict[str, int] = {}
+        self.steps: dict[str, int] = {}
+        self.silent: set[type[Message]] = set()
+        self.refusing: set[type[Message]] = set()
+        self.environment = ENVIRONMENT
+        self.save_parts = True
+        self._hold: set[str] = set()
+        self._runs: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, *, boot: int = 0, beats: bool = True) -> StandIn:
+        """Register and report."""
+        if boot:
+            self.bus._boot = Boot(boot)
+        self.bus.on_message(self._on_message)
+        await self.bus.start()
+        await self.register()
+        if beats:
+            self._spawn(self._beat())
+        return self
+
+    async def register(self) -> None:
+        """Become a member. Raises `RefusedError`."""
+        profile = Profile("box", "cpu", 1, 1e9, 1 << 32, 1e9, 1e-4, "torch", "cpu", "0")
+        message = messages.Register(str(new_request_id()), self.name, self.bus.me, profile, self.incarnation)
+        answer, _ = await self.bus.ask(self.orchestrator, message, timeout_s=5)
+        assert isinstance(answer, Registered)
+        self.incarnation = answer.incarnation
+
+    async def close(self, *, goodbye: bool = False) -> None:
+        """End; without a goodbye as if killed (its bus is closed all the same)."""
+        if goodbye:
+            self.bus.send(self.orchestrator, messages.Goodbye(self.name, self.incarnation))
+        for task in list(self._tasks):
+            task.cancel()
+        await self.bus.close()
+
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _beat(self) -> None:
+        while True:
+            beats = [
+                messages.SessionBeat(name, self.epochs[name], self.steps.get(name, 0), "running", "", 0.0)
+                for name in self.deployments
+            ]
+            message = messages.Heartbeat(self.name, self.incarnation, 1, beats, 1, 0.0, "idle", 0.0)
+            self.bus.send(self.orchestrator, message)
+            await asyncio.sleep(0.2)
+
+    def _on_message(self, sender: PeerRef, message: Message, frames: Sequence[memoryview]) -> None:
+        self.seen.append(message)
+        if type(message) in self.silent:
+            return
+        request_id = getattr(message, "request_id", "")
+        if type(message) in self.refusing:
+            self.bus.send(sender, messages.Refused(request_id, "no", "told to refuse", "ask the test"))
+            return
+        body: list[bytes] = []
+        match message:
+            case messages.Prepare():
+                deployment = msgspec.msgpack.decode(frames[0], type=messages.Deployment)
+                self.deployments[message.session] = deployment
+                self.epochs[message.session] = message.epoch
+                self.steps[message.session] = deployment.start_step
+            case messages.StartRun():
+                self._hold.discard(message.session)
+                self._runs[message.session] = self._spawn(self._run(message.session, message.until))
+            case messages.HoldRun():
+                self._hold.add(message.session)
+            case messages.Release():
+                if task := self._runs.pop(message.session, None):
+                    task.cancel()
+                self.deployments.pop(message.session, None)
+            case messages.InspectRun():
+                if message.session not in self.deployments:
+                    self.bus.send(sender, messages.Refused(request_id, "unknown-session", "not here"))
+                    return
+                body = [msgspec.msgpack.encode(self._reports(message.session))]
+            case _:
+                return
+        self.bus.send(sender, messages.Ok(request_id), body)
+
+    def _mine(self, session: str) -> list[str]:
+        return [vnode for vnode, pnode in self.deployments[session].placement.items() if pnode == self.name]
+
+    def _reports(self, session: str) -> list[messages.VNodeReport]:
+        step = self.steps[session]
+        return [
+            messages.VNodeReport(vnode, "linear", self.name, 0, step, {}, 0, 0.0, 0.0, 0.0, 0.0, 0)
+            for vnode in self._mine(session)
+        ]
+
+    async def _run(self, session: str, until: int) -> None:
+        """Make steps; the PNode of the loss leads, the others follow it by reading its count (one process)."""
+        deployment, epoch = self.deployments[session], self.epochs[session]
+        leads = deployment.placement["loss"] == self.name
+        held = False
+        while self.steps[session] < until and not held:
+            await asyncio.sleep(self.step_s)
+            self.steps[session] += 1
+            step = self.steps[session]
+            held = any(session in one._hold for one in PEERS.values())
+            every = deployment.checkpoint_every
+            if leads:
+                report = messages.StepReport(step, 1.0 / step, 8, 1.0, 0.1, self.step_s, 8, "")
+                self._say(messages.Progress(session, epoch, 0, self.name, [report]))
+            if step == until or held or (every and step % every == 0):
+                await self._save(session, epoch, step)
+        self._say(messages.RunHeld(session, epoch, 0, self.steps[session], self.name))
+
+    async def _save(self, session: str, epoch: int, step: int) -> None:
+        if not self.save_parts:
+            return
+        prefix = self.deployments[session].store_prefix
+        parts = [
+            await save_part_bytes(self.store, prefix, vnode, f"{vnode} after {step}".encode())
+            for vnode in self._mine(session)
+            if vnode in ("fc1", "fc2")
+        ]
+        message = messages.PartsSaved(session, epoch, 0, step, self.name, self.environment)
+        self._say(message, [msgspec.msgpack.encode(parts)])
+
+    def fail(self, session: str, vnode: str, text: str) -> None:
+        """Say that the run can't go on."""
+        if task := self._runs.pop(session, None):
+            task.cancel()
+        step = self.steps[session]
+        self._say(messages.RunFailed(session, self.epochs[session], 0, step, self.name, vnode, text, ""))
+
+    def _say(self, message: Message, frames: Sequence[bytes] = ()) -> None:
+        self.bus.send(self.orchestrator, message, frames)
+
+
+PEERS: dict[str, StandIn] = {}
+
+
+class Client:
+    """Asks an orchestrator."""
+
+    def __init__(self, address: str) -> None:
+        self.bus = ZmqBus(f"client-{new_request_id()}")
+        self.orchestrator = PeerRef("orchestrator", 0, [address])
+
+    async def ask(self, message: Message, body: type[T], frames: Sequence[bytes] = (), timeout_s: float = 20) -> T:
+        """The decoded body of the answer."""
+        answer, received = await self.bus.ask(self.orchestrator, message, frames, timeout_s=timeout_s)
+        assert isinstance(answer, messages.Ok), answer
+        if body is type(None):
+            return None  # type: ignore[return-value]
+        return msgspec.msgpack.decode(received[0], type=body)
+
+    async def session(self, name: str) -> messages.SessionInfo:
+        """One session."""
+        infos = await self.ask(messages.ListSessions(str(new_request_id())), list[messages.SessionInfo])
+        return next(info for info in infos if info.session == name)
+
+    async def act(self, session: str, action: str, **more: Any) -> messages.SessionInfo:
+        """Act on a session."""
+        return await self.ask(
+            messages.ActOnSession(str(new_request_id()), session, action, **more), messages.SessionInfo
+        )
+
+    async def until(
+        self, session: str, reached: Callable[[messages.SessionInfo], bool], timeout_s: float = 15
+    ) -> messages.SessionInfo:
+        """Watch a session until something holds."""
+        async with asyncio.timeout(timeout_s):
+            seq = 0
+            while True:
+                watch = messages.WatchSession(str(new_request_id()), session, seq, 0.5)
+                info = await self.ask(watch, messages.WatchInfo)
+                if reached(info.session):
+                    return info.session
+                seq = info.events[-1].seq if info.events else seq
+
+    async def state(self, session: str, state: str, timeout_s: float = 15) -> messages.SessionInfo:
+        """Watch a session until it is in that state."""
+        return await self.until(session, lambda info: info.state == state, timeout_s)
+
+
+class Cluster:
+    """Everything that a test needs."""
+
+    def __init__(self, folder: Path, *, lease_s: float = 2.0) -> None:
+        self.folder = folder
+        self.lease_s = lease_s
+        self.store = LocalStore(folder / "store")
+        self.service: Service
+        self.client: Client
+        self.address = ""
+        self._run: asyncio.Task[None] | None = None
+
+    async def up(self, *, bind: str = "tcp://127.0.0.1:0") -> None:
+        """Start the orchestrator."""
+        bus = ZmqBus("orchestrator", bind=bind)
+        logger = structlog.wrap_logger(
+            structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(40), processors=[]
+        )
+        store = LocalStore(self.folder / "store")
+        self.service = Service(bus, store, self.folder / "home", logger, lease_s=self.lease_s, version="test")
+        await self.service.open()
+        self.address = self.service.bus.me.addresses[0]
+        self._run = asyncio.ensure_future(self.service.run())
+        self.client = Client(self.address)
+        await self.client.bus.start()
+
+    async def down(self) -> None:
+        """End it."""
+        await self.client.bus.close()
+        self.service.stop()
+        if self._run is not None:
+            await self._run
+
+    async def pnode(self, name: str, **more: Any) -> StandIn:
+        """One more PNode."""
+        PEERS[name] = StandIn(name, self.address, self.store, **more)
+        return await PEERS[name].start()
+
+    async def network(self, name: str = "toy", width: int = 16) -> messages.NetworkInfo:
+        """Register a network."""
+        data = network_bytes(self.folder, name, width)
+        message = messages.PutNetwork(str(new_request_id()), name)
+        return await self.client.ask(message, messages.NetworkInfo, [data])
+
+    async def data(self) -> str:
+        """A blob that stands for data; its digest."""
+        return await Blobs(self.store).put(b"some data")
+
+    async def create(self, network: str = "toy", **more: Any) -> messages.SessionInfo:
+        """Create a session."""
+        fields: dict[str, Any] = {
+            "data_digest": await self.data(),
+            "tokenizer_digest": "",
+            "data": "some data",
+            "steps": 40,
+            "seed": 1,
+            "pnodes": 2,
+        }
+        message = messages.CreateSession(str(new_request_id()), network, **{**fields, **more})
+        return await self.client.ask(message, messages.SessionInfo)
+
+
+@contextlib.asynccontextmanager
+async def cluster(
+    folder: Path, *, pnodes: int = 2, lease_s: float = 2.0, step_s: float = 0.002
+) -> AsyncIterator[Cluster]:
+    """An orchestrator and stand-ins p1, p2, …"""
+    PEERS.clear()
+    found = Cluster(folder, lease_s=lease_s)
+    await found.up()
+    try:
+        for number in range(pnodes):
+            await found.pnode(f"p{number + 1}", step_s=step_s)
+        yield found
+    finally:
+        for peer in PEERS.values():
+            await peer.close()
+        await found.down()
+
+
+def digest(text: str) -> str:
+    """Hex SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()

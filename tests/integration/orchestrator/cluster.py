@@ -74,6 +74,7 @@ class StandIn:
         self.silent: set[type[Message]] = set()
         self.refusing: set[type[Message]] = set()
         self.environment = ENVIRONMENT
+        self.verdicts: dict[tuple[str, int, int], bool] = {}
         self.save_parts = True
         self._hold: set[str] = set()
         self._runs: dict[str, asyncio.Task[None]] = {}
@@ -166,22 +167,28 @@ class StandIn:
         ]
 
     async def _run(self, session: str, until: int) -> None:
-        """Make steps; the PNode of the loss leads, the others follow it by reading its count (one process)."""
+        """Make steps; the PNode of the loss leads and decides on holds, the others follow it (all are one process)."""
         deployment, epoch = self.deployments[session], self.epochs[session]
-        leads = deployment.placement["loss"] == self.name
-        held = False
-        while self.steps[session] < until and not held:
+        leader = PEERS[deployment.placement["loss"]]
+        while True:
             await asyncio.sleep(self.step_s)
-            self.steps[session] += 1
-            step = self.steps[session]
-            held = any(session in one._hold for one in PEERS.values())
-            every = deployment.checkpoint_every
-            if leads:
+            step = self.steps[session] + 1
+            if leader is self:
+                held = session in self._hold or step >= until
+                self.verdicts[session, epoch, step] = held
                 report = messages.StepReport(step, 1.0 / step, 8, 1.0, 0.1, self.step_s, 8, "")
                 self._say(messages.Progress(session, epoch, 0, self.name, [report]))
-            if step == until or held or (every and step % every == 0):
+            elif (session, epoch, step) in leader.verdicts:
+                held = leader.verdicts[session, epoch, step]
+            else:
+                continue
+            self.steps[session] = step
+            every = deployment.checkpoint_every
+            if held or (every and step % every == 0):
                 await self._save(session, epoch, step)
-        self._say(messages.RunHeld(session, epoch, 0, self.steps[session], self.name))
+            if held:
+                self._say(messages.RunHeld(session, epoch, 0, step, self.name))
+                return
 
     async def _save(self, session: str, epoch: int, step: int) -> None:
         if not self.save_parts:

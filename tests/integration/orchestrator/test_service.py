@@ -1,4 +1,4 @@
-"""The running orchestrator over real ZeroMQ: sessions from creation to removal, and all that can go wrong on the way."""
+"""The running orchestrator over real ZeroMQ: sessions from creation to removal, and what can go wrong on the way."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ class TestRestart:
                 await peer.register()
                 assert peer.incarnation == 1, "the same process keeps its number"
             async with asyncio.timeout(10):
-                while any(peer.deployments for peer in PEERS.values()):
+                while any(peer.deployments for peer in PEERS.values()):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             watch = messages.WatchSession(str(new_request_id()), "toy-1", 0, 0.0)
             history = await here.client.ask(watch, messages.WatchInfo)

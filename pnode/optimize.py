@@ -36,7 +36,10 @@ class Optimizer:
             self.names = ("momentum_buffer",) if recipe.momentum else ()
         self._place = {id(parameter): place for place, parameter in enumerate(self.parameters)}
         self._moments = {
-            name: [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
+            name: [
+                torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32), requires_grad=False)
+                for p in self.parameters
+            ]
             for name in self.names
             if name != "step"
         }

@@ -111,7 +111,7 @@ class VNodes:
             if owner in wanted or user in wanted
         ]
         for module in self.modules.values():
-            module.to(device)
+            _move(module, device)
         for tie in self._ties:
             self._place_leaf(tie)
         self._owned = list(self._find_owned())
@@ -359,6 +359,13 @@ class VNodes:
     def parameters(self) -> list[tuple[int, NodeId, str, nn.Parameter]]:
         """Owned parameters: index in network order, VNode, name, tensor."""
         return [(owned.index, owned.node, owned.name, owned.parameter) for owned in self._owned]
+
+
+def _move(module: VNodeModule, device: torch.device) -> None:
+    for name, parameter in list(module.named_parameters()):
+        module.register_parameter(name, nn.Parameter(parameter.detach().to(device), parameter.requires_grad))
+    for name, buffer in list(module.named_buffers()):
+        module.register_buffer(name, buffer.to(device))
 
 
 def _learns(weight: nn.Parameter, user: Node) -> bool:

@@ -9,17 +9,18 @@ again once nobody else holds them; a received frame stays valid for as long as s
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from wire.codec import FrameError, Payload
 from wire.limits import CHUNK_BYTES, MIB
 from wire.messages import Message
 from wire.packets import Chunk
 
-ALIGNMENT = 64
 POOL_BYTES = 512 * MIB
 """Free memory that is kept for the next large message."""
 
@@ -27,11 +28,33 @@ _IN_POOL = 3
 """References to a buffer that only the pool holds: its list, the loop variable, `getrefcount`'s argument."""
 
 
-def aligned_view(buffer: bytearray, size: int) -> memoryview:
-    """The first `size` bytes of `buffer` from its first address that is a multiple of 64."""
-    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-    offset = -address % ALIGNMENT
-    return memoryview(buffer)[offset : offset + size]
+ALIGNMENT = 64
+"""What torch gives its own tensors; matrix products may sum in another order from unaligned memory."""
+
+HUGE_PAGE_BYTES = 2 * MIB
+
+
+def fresh_buffer(size: int) -> mmap.mmap:
+    """Zeroed memory that is aligned to a page, and costs nothing before it is touched."""
+    buffer = mmap.mmap(-1, max(size, 1))
+    if size >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            buffer.madvise(mmap.MADV_HUGEPAGE)
+    return buffer
+
+
+def aligned_copy(payload: Payload) -> memoryview:
+    """A writable copy that begins at a multiple of 64 bytes."""
+    size = len(payload)
+    buffer = bytearray(size + ALIGNMENT)
+    offset = -_address(_from_buffer(buffer)) % ALIGNMENT
+    view = memoryview(buffer)[offset : offset + size]
+    view[:] = payload
+    return view
+
+
+_address = ctypes.addressof
+_from_buffer = ctypes.c_char.from_buffer
 
 
 class BufferPool:
@@ -39,24 +62,22 @@ class BufferPool:
 
     def __init__(self, keep_bytes: int = POOL_BYTES) -> None:
         self._keep_bytes = keep_bytes
-        self._buffers: list[bytearray] = []
+        self._buffers: list[mmap.mmap] = []
         self._bytes = 0
 
     def take(self, size: int) -> memoryview:
-        """A writable, 64-byte-aligned view of `size` bytes with arbitrary content."""
-        best: bytearray | None = None
+        """A writable view of `size` bytes, aligned to a page, with arbitrary content."""
+        best: mmap.mmap | None = None
         for buffer in self._buffers:
-            if sys.getrefcount(buffer) <= _IN_POOL + (buffer is best) and size + ALIGNMENT <= len(buffer):
-                if len(buffer) > 2 * (size + ALIGNMENT):
-                    continue
-                if best is None or len(buffer) < len(best):
-                    best = buffer
+            free = sys.getrefcount(buffer) <= _IN_POOL
+            if free and size <= len(buffer) <= 2 * size and (best is None or len(buffer) < len(best)):
+                best = buffer
         if best is None:
-            best = bytearray(size + ALIGNMENT)
+            best = fresh_buffer(size)
             self._keep(best)
-        return aligned_view(best, size)
+        return memoryview(best)[:size]
 
-    def _keep(self, buffer: bytearray) -> None:
+    def _keep(self, buffer: mmap.mmap) -> None:
         if len(buffer) > self._keep_bytes:
             return
         while self._bytes + len(buffer) > self._keep_bytes and self._buffers:
@@ -70,8 +91,7 @@ class BufferPool:
         return self._bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One chunk of one frame, before it has a number."""
 
     frame: int
@@ -94,24 +114,29 @@ class Assembly:
     def __init__(self, message: Message | None, sizes: Sequence[int], chunks: int, pool: BufferPool) -> None:
         self.message = message
         self.chunks = chunks
+        self.frames: list[memoryview] = [] if message is None else [pool.take(size) for size in sizes]
         self._frame = 0
         self._offset = 0
-        self.frames: list[memoryview] = [] if message is None else [pool.take(size) for size in sizes]
-        if message is not None and chunks != sum(-(-size // CHUNK_BYTES) for size in sizes):
-            raise FrameError(f"{chunks} chunks announced for frames of {list(sizes)[:8]} bytes")
 
     def add(self, chunk: Chunk, payload: Payload) -> bool:
-        """Put the next piece in its place; True if it was the last. Raises `FrameError` if it isn't the next."""
+        """Put the next piece in its place; True if it was the last. Raises `FrameError` if it doesn't fit there."""
         self.chunks -= 1
         if self.message is not None:
-            while self._frame < len(self.frames) and self._offset == len(self.frames[self._frame]):
-                self._frame, self._offset = self._frame + 1, 0
+            self._next_frame()
             expected = (self._frame, self._offset)
             if self._frame == len(self.frames) or (chunk.frame, chunk.offset) != expected:
                 raise FrameError(f"chunk at {(chunk.frame, chunk.offset)}, expected {expected}")
-            target = self.frames[self._frame]
-            if len(payload) != min(CHUNK_BYTES, len(target) - self._offset):
+            target, end = self.frames[self._frame], self._offset + len(payload)
+            if end > len(target):
                 raise FrameError(f"chunk of {len(payload)} bytes at {self._offset} of a frame of {len(target)}")
-            target[self._offset : self._offset + len(payload)] = payload
-            self._offset += len(payload)
+            target[self._offset : end] = payload
+            self._offset = end
+            if self.chunks <= 0:
+                self._next_frame()
+                if self._frame < len(self.frames):
+                    raise FrameError(f"the last chunk has come, but frame {self._frame} is not complete")
         return self.chunks <= 0
+
+    def _next_frame(self) -> None:
+        while self._frame < len(self.frames) and self._offset == len(self.frames[self._frame]):
+            self._frame, self._offset = self._frame + 1, 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from wire.codec import Payload
 from wire.messages import Message, PeerRef
@@ -19,8 +20,7 @@ class Route(NamedTuple):
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class Transmit:
+class Transmit(msgspec.Struct, frozen=True):
     """Put one packet on its way: the header and its payloads. May be lost; the link repeats what must arrive.
 
     A packet that only tells the present state (`Kind` up to PING) may replace an earlier one of its kind that is
@@ -33,8 +33,7 @@ class Transmit:
     parts: Sequence[Payload]
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(msgspec.Struct, frozen=True):
     """Hand a message to the process, exactly once."""
 
     sender: PeerRef
@@ -42,16 +41,14 @@ class Deliver:
     frames: Sequence[memoryview]
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(msgspec.Struct, frozen=True):
     """A boot is gone for good, and why; what was not acknowledged may or may not have arrived."""
 
     peer: PeerRef
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(msgspec.Struct, frozen=True):
     """Nobody is reached by this route any longer: its sockets can be closed."""
 
     route: Route

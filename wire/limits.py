@@ -47,13 +47,14 @@ MESSAGE_BYTES = 8 * GIB
 """All frames of one message. Pages are touched only as bytes arrive, so a false claim costs no memory."""
 
 CHUNK_BYTES = MIB
-"""A piece of a large message: fits the processor's cache, so digest and copy are cheap (measured: DESIGN 12)."""
+"""A piece of a large message: fits the processor's cache, so that digest and copy are cheap. (Pieces of 256 KiB and
+messages cut from 512 KiB on would overlap digests with travel, but the additional wake-ups cost twice the gain.)"""
 
 WHOLE_BYTES = 4 * MIB
 """Messages up to this size travel whole; above it their frames are cut into chunks."""
 
-PART_BYTES = WHOLE_BYTES
-"""MAXMSGSIZE: the largest single ZeroMQ frame; a peer that sends more is cut off by libzmq."""
+PART_BYTES = 4 * MIB
+"""The largest single frame of a packet that is accepted (MAXMSGSIZE: libzmq cuts off a peer that sends more)."""
 
 ACK_RANGES = 32
 """Gaps told in one acknowledgement; later ones are told by the next."""
@@ -118,9 +119,6 @@ SOCKETS = 16384
 
 NO_COPY_SEND_BYTES = 64 * KIB
 """Frames from here on are sent from the caller's memory."""
-
-NO_COPY_RECEIVE_BYTES = 16 * KIB
-"""Frames from here on are handed over in libzmq's memory; smaller ones pin the decoder's buffer, so they are cloned."""
 
 LOOPBACK_SEND_BUFFER_BYTES = 256 * KIB
 """Within one machine a small kernel buffer stays in the cache: 1 MiB hops take a third less time, floods run at twice

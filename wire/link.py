@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from wire.codec import Payload
 from wire.errors import DCNRError
 from wire.limits import ACK_RANGES, Limits
@@ -34,8 +36,7 @@ class QueueFull(DCNRError):
     """The bytes queued for a peer exceed the limit: it is slower than we send, or it stands still."""
 
 
-@dataclass(slots=True, eq=False)
-class Parcel:
+class Parcel(msgspec.Struct, eq=False):
     """What is sent reliably as one packet. `fields`: the header's after the sequence number; `label`: for people."""
 
     kind: Kind

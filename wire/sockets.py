@@ -23,7 +23,6 @@ from wire.limits import (
     HEADER_BYTES,
     LINGER_MS,
     LOOPBACK_SEND_BUFFER_BYTES,
-    NO_COPY_RECEIVE_BYTES,
     NO_COPY_SEND_BYTES,
     PART_BYTES,
     RECEIVE_HWM,
@@ -49,7 +48,7 @@ def tune_allocator() -> None:
         return
     try:
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(M_MMAP_THRESHOLD, 64 << 20)
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the most that glibc accepts
         mallopt(M_TRIM_THRESHOLD, 256 << 20)
     except (AttributeError, OSError):
         return
@@ -153,13 +152,6 @@ class Inlet:
         while self.socket.getsockopt(zmq.RCVMORE):
             self.socket.recv(zmq.NOBLOCK)
         self._inside = False
-
-
-def payload_of(part: zmq.Frame) -> memoryview:
-    """A received frame as writable memory: libzmq's own from 16 KiB on, a copy below."""
-    if len(part) >= NO_COPY_RECEIVE_BYTES:
-        return part.buffer
-    return memoryview(bytearray(part.buffer))
 
 
 class Outlet:

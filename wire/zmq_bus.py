@@ -24,7 +24,7 @@ from wire.errors import DCNRError, MisuseError
 from wire.ids import Boot
 from wire.limits import DRAIN_BYTES, DRAIN_MESSAGES, LIMITS, LINGER_MS, Limits
 from wire.messages import CONTROL, LANES, PeerRef
-from wire.sockets import Inlet, Outlet, new_context, new_dealer, new_router, payload_of, refuse_fork, tune_allocator
+from wire.sockets import Inlet, Outlet, new_context, new_dealer, new_router, refuse_fork, tune_allocator
 
 CLOSE_S = 1.0
 """How long closing waits for what was sent to be acknowledged."""
@@ -310,7 +310,7 @@ class ZmqBus(Driver):
             source = Source("", 0, lane) if lane is not None else self._source(parts.pop(0))
             if source is None or not parts:
                 self._bad_parts += 1
-            elif source.lane == CONTROL:
+            elif source.lane == CONTROL or taken == 1:
                 self._received(source, parts)
             else:
                 bulk.append((source, parts))
@@ -327,7 +327,7 @@ class ZmqBus(Driver):
         return more
 
     def _received(self, source: Source, parts: list[zmq.Frame]) -> None:
-        self._arrived(source, parts[0].bytes, [payload_of(part) for part in parts[1:]])
+        self._arrived(source, parts[0].bytes, [part.buffer for part in parts[1:]])
 
     def _source(self, identity: zmq.Frame) -> Source | None:
         key = identity.bytes

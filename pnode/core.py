@@ -25,6 +25,7 @@ from typing import assert_never
 
 from networks.stages import Channel
 from pnode.events import (
+    Broke,
     Command,
     Compute,
     Decision,
@@ -179,6 +180,8 @@ class Core:
                     out, "", f"step {self.step + 1} waited {event.limit_s:g} s for {'; '.join(self.waiting())}",
                     "see `dcnr ps` for the PNode that is waited for; the limit is dcnr-pnode's --wait-limit",
                 )  # fmt: skip
+            case Broke(vnode, text, hint):
+                self._fail(out, vnode, text, hint)
             case Released():
                 self._go(State.RELEASED)
             case _:

@@ -189,13 +189,22 @@ class WaitedTooLong:
 
 
 @dataclass(frozen=True, slots=True)
+class Broke:
+    """The driver found something that ends the run: a wrong tensor, a dead compute thread, a defect."""
+
+    vnode: str
+    text: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """Forget the session."""
 
 
 Event = (
     Started | HopArrived | TieGradientArrived | TieVersionArrived | ReportArrived | VerdictArrived | HoldAsked
-    | JobDone | JobFailed | Saved | PeerLost | WaitedTooLong | Released
+    | JobDone | JobFailed | Saved | PeerLost | WaitedTooLong | Broke | Released
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------ commands

@@ -19,6 +19,7 @@ from pnode.compute_thread import ComputeThread
 from pnode.core import Core, CoreError, State
 from pnode.cuts import CutSaver
 from pnode.events import (
+    Broke,
     Command,
     Compute,
     Decision,
@@ -169,9 +170,7 @@ class Session:
 
     def compute_failed(self, text: str, hint: str) -> None:
         """The compute thread is dead or hangs."""
-        if self.core.state is not State.FAILED:
-            self._fail(Fail(self.core.applied, "", text, hint))
-            self.core.state = State.FAILED
+        self.post(Broke("", text, hint))
 
     def beat(self, now: float) -> SessionBeat:
         """What the heartbeat says about this session."""
@@ -230,7 +229,7 @@ class Session:
             way = "gradient" if backward else "activation"
             text = f"{sender}'s {way} of '{channel.port}', step {hop.step + 1}, microbatch {hop.microbatch}: {problem}"
             self.refuse("bad-tensors", text)
-            self._fail(Fail(self.core.applied, str(channel.port.node), text, "do all PNodes run the same version?"))
+            self.post(Broke(str(channel.port.node), text, "do all PNodes run the same version?"))
             return
         self.post(
             HopArrived(
@@ -247,8 +246,8 @@ class Session:
             commands = self.core.handle(event, self._loop.time())
         except CoreError as error:
             self.hub.log.error("core", session=self.id, error=str(error))
-            self._fail(Fail(self.core.applied, "", str(error), "this is a defect of DCNR: please report it"))
-            self.core.state = State.FAILED
+            if not isinstance(event, Broke):
+                self.post(Broke("", str(error), "this is a defect of DCNR: please report it"))
             return
         for command in commands:
             self._do(command)

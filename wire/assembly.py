@@ -24,6 +24,10 @@ from wire.packets import Chunk
 POOL_BYTES = 512 * MIB
 """Free memory that is kept for the next large message."""
 
+POOL_BUFFERS = 64
+POOL_FROM_BYTES = 256 * 1024
+"""Smaller frames are cheaper to allocate than to look for."""
+
 _IN_POOL = 3
 """References to a buffer that only the pool holds: its list, the loop variable, `getrefcount`'s argument."""
 
@@ -77,10 +81,18 @@ class BufferPool:
             self._keep(best)
         return memoryview(best)[:size]
 
+    def copy(self, payload: Payload) -> memoryview:
+        """A writable, aligned copy."""
+        if len(payload) < POOL_FROM_BYTES:
+            return aligned_copy(payload)
+        view = self.take(len(payload))
+        view[:] = payload
+        return view
+
     def _keep(self, buffer: mmap.mmap) -> None:
         if len(buffer) > self._keep_bytes:
             return
-        while self._bytes + len(buffer) > self._keep_bytes and self._buffers:
+        while self._buffers and (self._bytes + len(buffer) > self._keep_bytes or len(self._buffers) >= POOL_BUFFERS):
             self._bytes -= len(self._buffers.pop(0))
         self._buffers.append(buffer)
         self._bytes += len(buffer)

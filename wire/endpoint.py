@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from wire.assembly import Assembly, BufferPool, aligned_copy
+from wire.assembly import Assembly, BufferPool
 from wire.codec import (
     FrameError,
     HeaderError,
@@ -300,7 +300,7 @@ class Endpoint:
                 peer.assembling[lane] = Assembly(None, sizes, packet.chunks, self._pool)
             self._refuse(peer, packet.message, str(error) or "out of memory", now, out)
             return
-        self._deliver(peer, message, [aligned_copy(frame) for frame in frames], out)
+        self._deliver(peer, message, [self._pool.copy(frame) for frame in frames], out)
 
     def _deliver(self, peer: Peer, message: Message, frames: Sequence[Any], out: list[Command]) -> None:
         self.counters["messages_received"] += 1

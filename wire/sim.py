@@ -257,7 +257,7 @@ class SimBus(Driver):
     def receive(self, source: Source, parts: list[Payload]) -> None:
         """A packet has arrived."""
         if not self._closed:
-            self._arrived(source, parts[0], list(map(memoryview, parts[1:])))
+            self._arrived(source, parts[0], [memoryview(part) for part in parts[1:]])
             self._batch_done()
 
     def wake(self) -> None:

@@ -160,6 +160,7 @@ class _Writer:
         return flat_port(scope.nodes[name], prefix, output, self.compiled)
 
     def resolve_output(self, block: ScopeDef, copy: str, names: list[str]) -> Port:
+        """The flat port of a block copy's first output."""
         port = self.compiled[block.name].outputs.get(names[0], BROKEN_PORT) if names else BROKEN_PORT
         return port if port == BROKEN_PORT else flat_port(block.nodes[port[0]], copy, port[1], self.compiled)
 

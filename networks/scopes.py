@@ -79,6 +79,7 @@ class ScopeCompiler:
         self.read: set[str] = set()
 
     def compile(self) -> CompiledScope:
+        """Links with both ports, and the scope's outputs; what is wrong is noted."""
         scope = self.scope
         raw: list[tuple[Port, _End]] = []
         complete = not scope.broken_nodes
@@ -126,6 +127,7 @@ class ScopeCompiler:
         return ends
 
     def known(self, end: _End) -> bool:
+        """Whether a name is one of the scope's; notes it if not."""
         if end.name in self.scope.nodes or end.name in self.scope.inputs:
             return True
         if self.scope.broken_nodes:
@@ -163,6 +165,7 @@ class ScopeCompiler:
         return (node.id, ports[0]) if len(ports) == 1 else BROKEN_PORT
 
     def is_input_port(self, node: NodeDef, port: str) -> bool:
+        """Whether the node has an input port of that name."""
         ports = input_ports(node)
         return ports is not None and (port in ports[0] or (ports[1] and port.isdigit()))
 
@@ -177,6 +180,7 @@ class ScopeCompiler:
         return True
 
     def unknown_port(self, end: _End, what: str, ports: list[str]) -> None:
+        """Note a port that the node does not have."""
         hint = self.diagnostics.suggest(str(end.port), ports)
         hint = hint or (f"it has {', '.join(ports[:8])}" if ports else "any number: 0, 1, …")
         self.diagnostics.add(end.where, f"{quote(end.name)} has no {what} port {quote(end.port)}", hint)
@@ -236,6 +240,7 @@ class ScopeCompiler:
         return names[-1]
 
     def check_driven(self, taken: dict[str, dict[str, tuple[Port, Spot]]], complete: bool) -> None:
+        """Note input ports that no edge drives, unless edges with errors may be the reason."""
         for node in self.scope.nodes.values():
             ports = input_ports(node)
             if ports is None or not complete:
@@ -268,6 +273,7 @@ class ScopeCompiler:
         return self.source(end, first=True)
 
     def check_repeats(self) -> None:
+        """Note blocks that can't be chained."""
         for node in self.scope.nodes.values():
             if (
                 node.block is None

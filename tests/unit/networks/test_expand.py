@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
+from random import Random
 
 import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from networks.assemble import topological
+from networks.diagnostics import Diagnostics, Spot
+from networks.expand import Flat, FlatEdge, FlatNode
 from networks.graph import PortRef
 from networks.load import Network, NetworkFileError, load
+from networks.yaml_source import SourceText
 from tests.unit.networks.files import Files
 
 HEAD = "version: 1\nname: g\ninputs: {x: {dtype: float32, shape: [batch, 8]}}\n"
@@ -116,6 +123,21 @@ def test_topological_order_breaks_ties_by_place(files: Files) -> None:
         "edges: [x -> a -> d, x -> b -> d, x -> c -> d]\noutputs: {y: d}\n"
     )
     assert ids(network) == ["c", "b", "a", "d"]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 9), st.randoms(use_true_random=False))
+def test_topological_order_is_always_the_first_that_is_ready(count: int, random: Random) -> None:
+    hidden = random.sample(range(count), count)
+    links = [(hidden[a], hidden[b]) for a in range(count) for b in range(a + 1, count) if random.random() < 0.4]
+    here = Spot(SourceText("f", ""), 1, 1)
+    flat = Flat([FlatNode(f"n{i}", "relu", None, here) for i in range(count)])
+    flat.edges = [FlatEdge((f"n{a}", "y"), (f"n{b}", "x"), here) for a, b in links]
+    expected: list[int] = []
+    while len(expected) < count:
+        ready = [i for i in range(count) if i not in expected and all(a in expected for a, b in links if b == i)]
+        expected.append(min(ready))
+    assert topological(flat, Diagnostics()) == [f"n{i}" for i in expected]
 
 
 BLOCK_FAULTS = [

@@ -20,9 +20,8 @@ from orchestrator.sessions import Session, Stage
 from orchestrator.truth import SupersededError, sealed_session
 from storage.retention import delete_all, newest_complete
 from storage.store import StoreUnavailableError
-from wire.errors import DCNRError, UnreachableError
+from wire.errors import DCNRError
 from wire.messages import Deployment, Message, PartsSaved, PeerRef, Prepare
-from wire.requests import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -247,9 +246,7 @@ class SessionDriver:
             return
         try:
             await self.service.bus.ask(peer, message, frames, timeout_s=command.limit_s)
-        except RefusedError as error:
-            self.feed(events.Denied(command.key, command.pnode, error.message, error.hint))
-        except UnreachableError as error:
+        except DCNRError as error:
             self.feed(events.Denied(command.key, command.pnode, error.message, error.hint))
         else:
             self.feed(events.Answered(command.key))

@@ -187,7 +187,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Send to PNodes. `sure`: ask again until they answer, though nobody waits for it."""
+    """Send to PNodes. `sure`: ask each, under an id of its own, until it answers, though nobody waits."""
 
     pnodes: tuple[str, ...]
     message: Message

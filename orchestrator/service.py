@@ -374,14 +374,15 @@ class Service:
         if member is None or member.state not in membership.LIVING:
             return
         if limit_s:
-            self.spawn(self._insist(member.peer, message, limit_s), f"{type(message).__name__} to {pnode}")
+            own = msgspec.structs.replace(message, request_id=self.new_id())
+            self.spawn(self._insist(member.peer, own, limit_s), f"{type(message).__name__} to {pnode}")
         else:
             self._answer(member.peer, message)
 
     async def _insist(self, peer: PeerRef, message: Message, limit_s: float) -> None:
         try:
             await self.bus.ask(peer, message, timeout_s=limit_s)
-        except (UnreachableError, RefusedError) as error:
+        except DCNRError as error:
             self.logger.info("not answered", to=peer.id, kind=type(message).__name__, error=str(error))
 
     # ------------------------------------------------------------ what sessions ask for

@@ -270,13 +270,16 @@ class Cluster:
         self.service: Service
         self.client: Client
         self.address = ""
+        self.bugs: list[str] = []
         self._run: asyncio.Task[None] | None = None
 
     async def up(self, *, bind: str = "tcp://127.0.0.1:0") -> None:
         """Start the orchestrator."""
         bus = ZmqBus("orchestrator", bind=bind)
         logger = structlog.wrap_logger(
-            structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(40), processors=[]
+            structlog.ReturnLogger(),
+            wrapper_class=structlog.make_filtering_bound_logger(10),
+            processors=[structlog.processors.format_exc_info, self._logged],
         )
         store = LocalStore(self.folder / "store")
         self.service = Service(bus, store, self.folder / "home", logger, lease_s=self.lease_s, version="test")
@@ -285,6 +288,11 @@ class Cluster:
         self._run = asyncio.ensure_future(self.service.run())
         self.client = Client(self.address)
         await self.client.bus.start()
+
+    def _logged(self, logger: Any, method: str, event: Any) -> Any:
+        if "exception" in event:
+            self.bugs.append(event["exception"])
+        return event
 
     async def down(self) -> None:
         """End it."""
@@ -338,6 +346,7 @@ async def cluster(
         for peer in PEERS.values():
             await peer.close()
         await found.down()
+    assert not found.bugs, found.bugs[0]
 
 
 def digest(text: str) -> str:

@@ -247,6 +247,7 @@ async def test_a_deployed_network_is_removed_only_by_force(tmp_path: Path) -> No
             await here.client.act("toy-1", "remove")
         await here.client.ask(messages.RemoveNetwork(str(new_request_id()), "toy", True), messages.NetworkInfo)
         assert [entry.key async for entry in here.store.list("networks/")] == []
+        assert all(peer.deployments == {} for peer in PEERS.values())
         await here.network()
         await here.create()
         done = await here.client.state("toy-1", "finished")

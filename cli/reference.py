@@ -28,7 +28,7 @@ def reference() -> str:
     """The generated part of the page."""
     import typer
 
-    from cli.main import app
+    from cli.tree import app
 
     root = typer.main.get_command(app)
     sections = [section(path, command) for path, command in commands(root)]

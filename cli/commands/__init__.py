@@ -1,1 +1,1 @@
-"""The sub-commands of `dcnr`, one module for each family; see cli.main for how they are imported."""
+"""The sub-commands of `dcnr`, one module for each family; see cli.tree for how they are imported."""

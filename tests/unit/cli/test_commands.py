@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.commands.verify import _kinds, _splits
-from cli.main import app
+from cli.tree import app
 from wire.errors import UsageError
 
 RUNNER = CliRunner()

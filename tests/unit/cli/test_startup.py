@@ -10,15 +10,15 @@ from pathlib import Path
 
 import typer
 
-from cli.main import app
 from cli.reference import MARKER, commands
+from cli.tree import app
 
 PAGE = Path(__file__).parents[3] / "docs" / "cli.md"
 HEAVY = ("torch", "pydantic", "numpy", "asyncio", "rich", "zmq", "aioboto3", "yaml", "msgspec", "psutil")
 
 
 def test_start_up_imports_nothing_heavy() -> None:
-    code = f"import sys, cli.main; print([name for name in {HEAVY!r} if name in sys.modules])"
+    code = f"import sys, cli.tree; print([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
 

@@ -241,7 +241,7 @@ def test_control_does_not_wait_behind_bulk():
 
 
 def test_large_messages_are_cut_and_put_together():
-    clock, network, a, b, _, log = pair(3, Line(drop=0.05, duplicate=0.1, reorder=0.2, damage=0.05), limits=LIMITS)
+    clock, network, a, b, _, _ = pair(3, Line(drop=0.05, duplicate=0.1, reorder=0.2, damage=0.05), limits=LIMITS)
     frames = [bytes([n]) * size for n, size in ((1, 5 * MIB + 3), (2, 0), (3, 1), (4, 2 * MIB))]
     got: list[list[bytes]] = []
     b.on_message(lambda sender, message, its: got.append([bytes(frame) for frame in its]))

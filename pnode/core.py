@@ -58,6 +58,7 @@ from pnode.events import (
     VerdictArrived,
     WaitedTooLong,
 )
+from pnode.inbox import Inbox, Refusal
 from pnode.schedule import Kind
 from pnode.share import Share
 from pnode.verdict import decide
@@ -117,13 +118,7 @@ class Core:
         self._ins = {stage: share.plan.ins(stage) for stage in share.stages}
         self._outs = {stage: share.plan.outs(stage) for stage in share.stages}
         self._stages = {stage: _StageState() for stage in share.stages}
-        self._hops: dict[tuple[int, int, int], object] = {}  # (channel, step, microbatch) -> payload, both directions
-        self._answers: dict[tuple[int, int, int], object] = {}
-        self._sent: set[tuple[int, int, int]] = set()  # forward hops sent and not answered
-        self._answered: dict[int, int] = {}  # channel -> hops answered in all, as the reader
-        self._owed: dict[tuple[int, int, int], tuple[str, int]] = {}  # hop to answer -> (sender, request id)
-        self._tie_gradients: dict[tuple[str, int], object] = {}
-        self._tie_versions: dict[tuple[str, int], object] = {}
+        self._inbox = Inbox(share)
         self._versions_due: set[str] = set()  # borrowed owners whose version after U(step - 1) isn't queued yet
         self._reports: dict[int, dict[str, ReportArrived]] = {}
         self._losses: dict[int, tuple[float, int, str]] = {}
@@ -136,7 +131,6 @@ class Core:
         self._hold_told = True
         self._updated_at = 0.0
         self.moved_at = 0.0
-        self._channel = {channel.index: channel for channel in share.plan.channels}
         self._progress_due: dict[int, tuple[Decision, float, str]] = {}
 
     # ---------------------------------------------------------------------------------------- events
@@ -156,11 +150,11 @@ class Core:
             case Started():
                 self._start(event, now, out)
             case HopArrived():
-                self._hop(event, out)
+                self._kept(self._inbox.put_hop(event), out)
             case TieGradientArrived():
-                self._tie_gradient(event, out)
+                self._kept(self._inbox.put_tie_gradient(event, self.step, self._report_queued), out)
             case TieVersionArrived():
-                self._tie_version(event, out)
+                self._kept(self._inbox.put_tie_version(event, self.step, self._versions_due), out)
             case ReportArrived():
                 self._report(event, out)
             case VerdictArrived():
@@ -246,10 +240,7 @@ class Core:
     def _fail(self, out: list[Command], vnode: str, text: str, hint: str, *, told: bool = True) -> None:
         self._go(State.FAILED)
         out.append(Fail(self.applied, vnode, text, hint, told))
-        self._hops.clear()
-        self._answers.clear()
-        self._tie_gradients.clear()
-        self._tie_versions.clear()
+        self._inbox.clear()
 
     def _tell_held(self, out: list[Command]) -> None:
         quiet = not self._queued and not self._cut_due and not self._versions_due
@@ -259,54 +250,9 @@ class Core:
 
     # ---------------------------------------------------------------------------------------- messages
 
-    def _index(self, step: int, microbatch: int) -> int:
-        return (step - self.share.start_step) * self.share.microbatches + microbatch
-
-    def _hop(self, event: HopArrived, out: list[Command]) -> None:
-        key = (event.channel, event.step, event.microbatch)
-        channel = self._channel.get(event.channel)
-        ours, theirs = (-1, -1) if channel is None else (channel.src, channel.dst)[:: -1 if not event.backward else 1]
-        if channel is None or ours not in self._stages or self.share.plan.stages[theirs].pnode != event.sender:
-            return self._refuse(out, "stray-hop", f"channel {event.channel} does not bring {event.sender}'s hops here")
-        if not 0 <= event.microbatch < self.share.microbatches or not 0 <= event.step < self.share.steps:
-            return self._refuse(out, "bad-hop", f"no step {event.step}, microbatch {event.microbatch} in this run")
-        if event.backward:
-            if key not in self._sent or event.request_id != self.request_id(*key):
-                return self._refuse(out, "duplicate-hop", f"an answer to {key} is not awaited")
-            self._sent.discard(key)
-            self._answers[key] = event.payload
-            return None
-        place = self._index(event.step, event.microbatch)
-        answered = self._answered.get(event.channel, 0)
-        if place < answered or key in self._hops or key in self._owed:
-            return self._refuse(out, "duplicate-hop", f"hop {key} came before")
-        if place >= answered + self.share.windows[channel.src]:
-            return self._refuse(out, "beyond-window", f"hop {key} is beyond the window of stage {channel.src}")
-        self._hops[key] = event.payload
-        self._owed[key] = (event.sender, event.request_id)
-        return None
-
-    def request_id(self, channel: int, step: int, microbatch: int) -> int:
-        """The number of a forward hop; its answer carries the same."""
-        return (step * self.share.microbatches + microbatch) * max(1, len(self._channel)) + channel + 1
-
-    def _tie_gradient(self, event: TieGradientArrived, out: list[Command]) -> None:
-        known = any((event.user, event.sender) in users for users in self.share.lent.values())
-        key = (event.user, event.step)
-        due = event.step == self.step + 1 or (event.step == self.step and not self._report_queued)
-        if not known or not due or key in self._tie_gradients:
-            return self._refuse(out, "stray-tie", f"gradient of {event.user} for step {event.step} is not awaited")
-        self._tie_gradients[key] = event.payload
-        return None
-
-    def _tie_version(self, event: TieVersionArrived, out: list[Command]) -> None:
-        homes: dict[str, str] = {owner: self.share.borrowed[user] for user, owner in self.share.owner_of.items()}
-        key = (event.owner, event.step)
-        due = event.step == self.step or (event.step == self.step - 1 and event.owner in self._versions_due)
-        if homes.get(event.owner) != event.sender or key in self._tie_versions or not due:
-            return self._refuse(out, "stray-tie", f"version of {event.owner} after step {event.step} is not awaited")
-        self._tie_versions[key] = event.payload
-        return None
+    def _kept(self, refusal: Refusal | None, out: list[Command]) -> None:
+        if refusal is not None:
+            self._refuse(out, *refusal)
 
     def _report(self, event: ReportArrived, out: list[Command]) -> None:
         mine = self._reports.get(event.step, {})
@@ -363,13 +309,10 @@ class Core:
     def _send_forward(self, job: Job, sends: Mapping[int, object], count: int, out: list[Command]) -> None:
         for channel in self._outs[job.stage]:
             if not channel.local:
-                key = (channel.index, job.step, job.microbatch)
-                self._sent.add(key)
                 to = self.share.plan.stages[channel.dst].pnode
-                out.append(
-                    SendHop(to, job.step, job.microbatch, channel.index, False, self.request_id(*key), count,
-                            sends[channel.index])
-                )  # fmt: skip
+                request_id = self._inbox.sent(channel.index, job.step, job.microbatch)
+                payload = sends[channel.index]
+                out.append(SendHop(to, job.step, job.microbatch, channel.index, False, request_id, count, payload))
         for channel in self._ins[job.stage]:
             if channel.index not in self.share.flow.channels:
                 self._answer(channel, job, None, count, out)
@@ -377,8 +320,7 @@ class Core:
     def _answer(self, channel: Channel, job: Job, payload: object, count: int, out: list[Command]) -> None:
         if channel.local:
             return
-        to, request_id = self._owed.pop((channel.index, job.step, job.microbatch))
-        self._answered[channel.index] = self._answered.get(channel.index, 0) + 1
+        to, request_id = self._inbox.answer(channel.index, job.step, job.microbatch)
         out.append(SendHop(to, job.step, job.microbatch, channel.index, True, request_id, count, payload))
 
     def _updated(self, job: Job, done: Done, now: float, out: list[Command]) -> None:
@@ -418,24 +360,20 @@ class Core:
 
     def _between_steps(self) -> list[str]:
         """What has to happen after U(step - 1) before anything of this step."""
-        found = [
-            f"{self._home_of_owner(owner)}: '{owner}' after step {self.step}" for owner in sorted(self._versions_due)
-        ]
+        due = sorted(self._versions_due)
+        found = [f"{self._inbox.lender(owner)}: '{owner}' after step {self.step}" for owner in due]
         if self._cut_due:
             found.append(f"store: {len(self._cuts)} cuts before that of step {self.step} are still being saved")
         return found
-
-    def _home_of_owner(self, owner: str) -> str:
-        return next(self.share.borrowed[user] for user, name in self.share.owner_of.items() if name == owner)
 
     def _queue(self, job: Job, out: list[Command], inputs: Mapping[int | str, object] | None = None) -> None:
         self._queued.append(job)
         out.append(Compute(job, inputs or {}))
 
     def _queue_versions(self, out: list[Command]) -> bool:
-        found = [owner for owner in sorted(self._versions_due) if (owner, self.step - 1) in self._tie_versions]
+        found = [owner for owner in sorted(self._versions_due) if self._inbox.has_tie_version(owner, self.step - 1)]
         for owner in found:
-            payload = self._tie_versions.pop((owner, self.step - 1))
+            payload = self._inbox.take_tie_version(owner, self.step - 1)
             self._versions_due.discard(owner)
             self._queue(Job(JobKind.VERSION, self.step - 1, vnode=owner), out, {owner: payload})
         return bool(found)
@@ -462,7 +400,7 @@ class Core:
                 if (
                     m not in self._stages[channel.src].forwards
                     if channel.local
-                    else (channel.index, self.step, m) not in self._hops
+                    else not self._inbox.has_hop(channel.index, self.step, m)
                 )
             ]
             if stage not in self.share.flow.stages and m >= self.share.windows[stage]:
@@ -484,7 +422,7 @@ class Core:
                 reader = self._stages[channel.dst]
                 here = m in (reader.backwards if back else reader.forwards)
             else:
-                here = (channel.index, self.step, m) in self._answers
+                here = self._inbox.has_answer(channel.index, self.step, m)
             if not here:
                 found.append((channel, "gradient" if back else "answer", m))
         return found
@@ -504,26 +442,18 @@ class Core:
             state.forwards.add(m)
             for channel in self._ins[stage]:
                 if not channel.local:
-                    inputs[channel.index] = self._hops.pop((channel.index, self.step, m))
+                    inputs[channel.index] = self._inbox.take_hop(channel.index, self.step, m)
             kind = JobKind.FORWARD
         else:
             state.backwards.add(m)
             for channel in self._outs[stage]:
                 if not channel.local:
-                    payload = self._answers.pop((channel.index, self.step, m))
+                    payload = self._inbox.take_answer(channel.index, self.step, m)
                     if channel.index in self.share.flow.channels:
                         inputs[channel.index] = payload
             kind = JobKind.BACKWARD
         state.at += 1
         self._queue(Job(kind, self.step, stage, m), out, inputs)
-
-    def _tie_users_due(self) -> list[tuple[str, str]]:
-        return [
-            (user, pnode)
-            for users in self.share.lent.values()
-            for user, pnode in users
-            if (user, self.step) not in self._tie_gradients
-        ]
 
     def _decided(self) -> bool:
         return self.step in self._verdicts
@@ -531,7 +461,8 @@ class Core:
     def _missing_at_end(self) -> list[str]:
         """What U(step) waits for once every stage has come to it."""
         if not self._report_queued:
-            return [f"{pnode}: gradient of '{user}' of step {self.step + 1}" for user, pnode in self._tie_users_due()]
+            due = self._inbox.missing_tie_gradients(self.step)
+            return [f"{pnode}: gradient of '{user}' of step {self.step + 1}" for user, pnode in due]
         if self._decided():
             return []
         if self.share.pnode != self.share.loss_pnode:
@@ -548,12 +479,10 @@ class Core:
         if any(self._missing(stage) for stage in self.share.stages):
             return False
         if not self._report_queued:
-            if self._tie_users_due():
+            if self._inbox.missing_tie_gradients(self.step):
                 return False
             self._report_queued = True
-            lent = [user for users in self.share.lent.values() for user, _ in users]
-            gathered: dict[int | str, object] = {user: self._tie_gradients.pop((user, self.step)) for user in lent}
-            self._queue(Job(JobKind.REPORT, self.step), out, gathered)
+            self._queue(Job(JobKind.REPORT, self.step), out, self._inbox.take_tie_gradients(self.step))
             return True
         if self.share.pnode == self.share.loss_pnode and not self._decided():
             return self._decide(out)
@@ -603,7 +532,7 @@ class Core:
             state.at = 0
             state.forwards.clear()
             state.backwards.clear()
-        self._answers = {key: payload for key, payload in self._answers.items() if key[1] >= self.step}
+        self._inbox.begin(self.step)
         if decision.hold or self.step >= self.share.steps:
             self._go(State.HELD)
             self._hold_asked = self._save_asked = False

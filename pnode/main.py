@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from wire.errors import DCNRError, UsageError
+from wire.loop import run as run_loop
 
 if TYPE_CHECKING:
     from pnode.daemon import Daemon, Options
@@ -61,7 +62,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Run a PNode; the exit code. Every foreseen error is one line."""
     try:
         arguments = make_parser().parse_args(argv)
-        return asyncio.run(_serve(arguments))
+        return run_loop(_serve(arguments))
     except DCNRError as error:
         print(f"dcnr-pnode: {error}", file=sys.stderr)
         return error.exit_code

@@ -28,6 +28,7 @@ from pnode.events import (
     Started,
     TellHeld,
     TellProgress,
+    TieGradientArrived,
     WaitedTooLong,
 )
 from pnode.schedule import format_schedule, in_flight
@@ -293,3 +294,22 @@ def test_a_verdict_reaches_the_other_members_once() -> None:
 def test_the_schedules_are_what_the_session_prints() -> None:
     share = chain(microbatches=4).shares["p1"]
     assert format_schedule(share.schedules[0]) == "F0 F1 F2 F3 B0 B1 B2 B3 U"
+
+
+def test_a_tie_gradient_may_be_a_step_ahead_of_its_owner() -> None:
+    """The user's branch gives nothing to the loss, so its PNode can be done with step 2 before p1 knows of step 1."""
+    graph = graph_of([("a", "c"), ("r", "u")], loss="c", trainable={"a"}, ties={"u": "a"}, order=["a", "r", "u", "c"])
+    cluster = Cluster(shares_of(graph, {"a": "p1", "c": "p2", "r": "p3", "u": "p3"}, steps=2), random.Random(0))
+    cluster.start(2)
+    late = []
+    while cluster.tick():
+        held = [(to, event) for to, event in cluster.wire if to == "p1" and type(event).__name__ == "VerdictArrived"]
+        held += [(to, event) for to, event in cluster.wire if type(event).__name__ == "TieVersionArrived"]
+        late += held
+        cluster.wire = [item for item in cluster.wire if item not in held]
+        if late and not cluster.wire and not any(cluster.jobs.values()):
+            break
+    assert cluster.cores["p1"].step == 0
+    ahead = TieGradientArrived("p3", 1, "u", "early")
+    assert cluster.cores["p1"].handle(ahead, 0.0) == []
+    assert [type(c) for c in cluster.cores["p1"].handle(ahead, 0.0)] == [Refuse]

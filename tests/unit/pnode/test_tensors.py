@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pnode.tensors import Received, pack, unpack
+from wire.errors import RemoteError
+from wire.messages import TensorMeta
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0, 4), (2, 3, 5), (64, 128)])
+def test_any_tensor_comes_back_as_it_was(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = (torch.rand(shape) * 100).to(dtype)
+    packed = pack([tensor, tensor.T.contiguous().T if tensor.dim() == 2 else tensor])
+    received = Received(packed.metas, [memoryview(bytes(frame)) for frame in packed.frames])
+    for found in unpack(received):
+        assert found.dtype == dtype
+        assert torch.equal(found, tensor)
+
+
+def test_sending_does_not_copy_and_receiving_a_large_one_neither() -> None:
+    tensor = torch.rand(64, 256)
+    (frame,) = pack([tensor]).frames
+    tensor[0, 0] = 7.0
+    (found,) = unpack(Received([TensorMeta("float32", [64, 256])], [frame]))
+    assert found[0, 0] == 7.0
+    assert found.data_ptr() == tensor.data_ptr()
+
+
+def test_a_read_only_frame_is_taken_as_it_is() -> None:
+    data = torch.rand(100, 100)
+    frame = memoryview(data.numpy().tobytes())
+    assert frame.readonly
+    (found,) = unpack(Received([TensorMeta("float32", [100, 100])], [frame]))
+    assert torch.equal(found, data)
+
+
+@pytest.mark.parametrize(
+    ("meta", "size", "says"),
+    [
+        (TensorMeta("float32", [3]), 8, r"expected 12 bytes for float32\(3,\), got 8"),
+        (TensorMeta("float33", [3]), 12, "unknown dtype 'float33'"),
+        (TensorMeta("float32", [-1, -3]), 12, r"float32\(-1, -3\)"),
+    ],
+)
+def test_a_frame_that_does_not_fit_is_refused(meta: TensorMeta, size: int, says: str) -> None:
+    with pytest.raises(RemoteError, match=says):
+        unpack(Received([meta], [memoryview(bytes(size))]))
+    with pytest.raises(RemoteError, match="0 frames came"):
+        unpack(Received([meta], []))

@@ -38,6 +38,8 @@ def read_arrays(given: Sequence[str], names: Sequence[str]) -> dict[str, Array]:
 def read_file(path: Path) -> dict[str, Array]:
     """The arrays of one file; the key is "" where the file gives none."""
     try:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for its other end
+            raise BadFileError(f"{path} is not a file", hint="--input takes .npy, .npz, .json, or text with --text")
         if path.stat().st_size > MAX_INPUT_BYTES:
             raise BadFileError(f"{path} is larger than {MAX_INPUT_BYTES >> 20} MiB", hint="send it in pieces")
         if path.suffix == ".npz":
@@ -48,6 +50,8 @@ def read_file(path: Path) -> dict[str, Array]:
         loaded = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         raise BadFileError(f"no file {path}", hint="--input takes .npy, .npz, .json, or text with --text") from None
+    except RecursionError:
+        raise BadFileError(f"{path} is nested too deeply", hint="numbers in lists are expected") from None
     except (ValueError, EOFError, OSError) as problem:
         raise BadFileError(f"{path}: {problem}", hint="a .npy file of numbers is expected") from problem
     return {"": loaded}

@@ -92,12 +92,29 @@ class CutCollector:
 
 
 def environment_note(before: Sequence[str], now: Sequence[str]) -> str:
-    """ "" if results are bit for bit those of an undisturbed run, else why not."""
+    """ "" if results are bit for bit those of an undisturbed run, else why not: `not bit-exact: threads 1→2`."""
     if before and set(before) != set(now):
-        return f"not bit-exact: saved by [{' | '.join(sorted(before))}], continued by [{' | '.join(sorted(now))}]"
+        old, new = _facts(before), _facts(now)
+        changes = [
+            f"{fact} {'|'.join(old.get(fact, ['?']))}→{'|'.join(new.get(fact, ['?']))}"
+            for fact in dict.fromkeys([*old, *new])
+            if old.get(fact) != new.get(fact)
+        ]
+        return f"not bit-exact: {', '.join(changes) or 'its PNodes differ otherwise than before'}"
     if len(set(now)) > 1:
-        return f"not bit-exact: its PNodes differ: [{' | '.join(sorted(now))}]"
+        differ = [f"{fact} {'|'.join(values)}" for fact, values in _facts(now).items() if len(values) > 1]
+        return f"not bit-exact: its PNodes differ: {', '.join(differ)}"
     return ""
+
+
+def _facts(environments: Sequence[str]) -> dict[str, list[str]]:
+    """Of environments such as `torch 2.8; device cpu; threads 2`: by first word, all its values in order."""
+    found: dict[str, set[str]] = {}
+    for text in environments:
+        for fact in text.split("; "):
+            name, _, value = fact.partition(" ")
+            found.setdefault(name, set()).add(value)
+    return {name: sorted(values) for name, values in found.items()}
 
 
 def manifest_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,19 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
         read_arrays([str(tmp_path / "junk.npy")], ["x"])
     with pytest.raises(BadFileError, match="no file"):
         read_arrays([str(tmp_path / "none.npy")], ["x"])
+
+
+def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    """Field case B64: a pipe without a writer would be waited for; nesting would end in a traceback."""
+    os.mkfifo(tmp_path / "pipe.npy")
+    (tmp_path / "link.json").symlink_to(tmp_path / "pipe.npy")
+    for name in ("pipe.npy", "link.json", "", "/dev/zero"):
+        with pytest.raises(BadFileError, match="is not a file"):
+            read_arrays([str(tmp_path / name)], ["x"])
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    for name in ("deep.json", "a\0.npy", "x" * 300 + ".npy"):
+        with pytest.raises(BadFileError):
+            read_arrays([str(tmp_path / name)], ["x"])
 
 
 def test_fit() -> None:

@@ -77,11 +77,33 @@ def test_open_cuts_are_bounded_and_named_for_the_pruner() -> None:
     assert cuts.under_way() == set()
 
 
-def test_notes_about_bits() -> None:
-    assert environment_note([], ["a"]) == ""
-    assert environment_note(["a"], ["a"]) == ""
-    assert environment_note(["a"], ["b"]).startswith("not bit-exact: saved by [a], continued by [b]")
-    assert environment_note(["a", "b"], ["a", "b"]).startswith("not bit-exact: its PNodes differ")
+def environment(torch: str = "2.8 AVX2", cpu: str = "Ryzen 5", threads: int = 1) -> str:
+    return f"torch {torch}; device cpu; cpu {cpu}; threads {threads}"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "note"),
+    [
+        ([], [environment()], ""),
+        ([environment()], [environment()], ""),
+        ([environment()], [environment(threads=2)], "not bit-exact: threads 1→2"),
+        ([environment(threads=6)], [environment(threads=1)], "not bit-exact: threads 6→1"),
+        ([environment()], [environment("2.9 AVX2")], "not bit-exact: torch 2.8 AVX2→2.9 AVX2"),
+        ([environment()], [environment("2.8 AVX512", "Xeon", 4)],
+         "not bit-exact: torch 2.8 AVX2→2.8 AVX512, cpu Ryzen 5→Xeon, threads 1→4"),
+        ([environment()], [environment(), environment(threads=2)], "not bit-exact: threads 1→1|2"),
+        ([environment(), environment(threads=2)], [environment(), environment(threads=2)],
+         "not bit-exact: its PNodes differ: threads 1|2"),
+        ([], [environment(), environment(cpu="Xeon")], "not bit-exact: its PNodes differ: cpu Ryzen 5|Xeon"),
+        ([environment("a", "b"), environment("b", "a")], [environment("a", "a"), environment("b", "b")],
+         "not bit-exact: its PNodes differ otherwise than before"),
+        ([environment()], ["torch 2.8 AVX2; device cpu; cpu Ryzen 5"], "not bit-exact: threads 1→?"),
+        (["a"], ["b"], "not bit-exact: a →?, b ?→"),
+    ],
+)  # fmt: skip
+def test_notes_about_bits(before: list[str], now: list[str], note: str) -> None:
+    """Field case B58: what bit-exact resume depends on is recorded, and a difference is said in one phrase."""
+    assert environment_note(before, now) == note
 
 
 def test_the_hash_is_of_the_state_alone() -> None:

@@ -242,7 +242,7 @@ class Daemon:
             if self.hub.store is not None:
                 await self.hub.store.close()
             self.hub.store, self._store_url = open_store(url), url
-        self._acked_at = asyncio.get_running_loop().time()
+        self._acked_at = self.hub.clock()
         self.registered.set()
         self.log.info("registered", incarnation=self.incarnation, term=self.term, cluster=answer.cluster, store=url)
 
@@ -254,7 +254,7 @@ class Daemon:
                     self.bus.send(self.hub.orchestrator, self._beat())
                 except DCNRError as error:
                     self.log.debug("no heartbeat", error=str(error))
-                silent = asyncio.get_running_loop().time() - self._acked_at
+                silent = self.hub.clock() - self._acked_at
                 if silent > max(SILENT_S, SILENT_BEATS * self.report_every_s):
                     self.log.warning("orchestrator is silent, registering again", seconds=round(silent, 1))
                     self._away.set()
@@ -265,7 +265,7 @@ class Daemon:
         return max((compute.status() for compute in self._computes), key=lambda status: ORDER[status.state])
 
     def _beat(self) -> Heartbeat:
-        now = asyncio.get_running_loop().time()
+        now = self.hub.clock()
         status = self.compute_status()
         return Heartbeat(
             self.options.name, self.incarnation, self.term, [session.beat(now) for session in self.sessions.values()],
@@ -278,7 +278,7 @@ class Daemon:
         told = False
         while True:
             await asyncio.sleep(CHECK_S)
-            now = asyncio.get_running_loop().time()
+            now = self.hub.clock()
             for session in list(self.sessions.values()):
                 session.check(now)
                 status = session.compute.status()
@@ -306,7 +306,7 @@ class Daemon:
     def _on_message(self, sender: PeerRef, message: Message, frames: Sequence[memoryview]) -> None:
         match message:
             case HeartbeatAck():
-                self._acked_at = asyncio.get_running_loop().time()
+                self._acked_at = self.hub.clock()
                 if not message.known and message.incarnation == self.incarnation:
                     self._away.set()
             case Prepare():

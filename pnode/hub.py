@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -45,5 +46,6 @@ class Hub:
     log: structlog.typing.FilteringBoundLogger
     environment: list[str] = field(default_factory=list)
     store: Store | None = None
+    clock: Callable[[], float] = time.monotonic  # uvloop's own counts whole milliseconds
     counters: Counter[str] = field(default_factory=Counter)
     step_seconds: Callable[[str, float], None] = lambda session, seconds: None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 
 EVERY_S = 0.1
@@ -18,11 +19,10 @@ class LoopLag:
 
     async def run(self) -> None:
         """Measure until cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
-            due = loop.time() + EVERY_S
+            due = time.monotonic() + EVERY_S
             await asyncio.sleep(EVERY_S)
-            late = max(0.0, loop.time() - due)
+            late = max(0.0, time.monotonic() - due)
             self._seen.append(late)
             self._worst = max(self._worst, late)
 

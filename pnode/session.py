@@ -243,7 +243,7 @@ class Session:
     def post(self, event: Event) -> None:
         """Let the core take in an event and carry out its commands."""
         try:
-            commands = self.core.handle(event, self._loop.time())
+            commands = self.core.handle(event, self.hub.clock())
         except CoreError as error:
             self.hub.log.error("core", session=self.id, error=str(error))
             if not isinstance(event, Broke):
@@ -380,7 +380,7 @@ class Session:
             )
         )  # fmt: skip
         self.hub.step_seconds(self.id, command.seconds)
-        due = self._reported_at + PROGRESS_S - self._loop.time()
+        due = self._reported_at + PROGRESS_S - self.hub.clock()
         if due <= 0:
             self._flush_progress()
         elif self._report_timer is None:
@@ -392,7 +392,7 @@ class Session:
             self._report_timer = None
         if self._reports:
             reports, self._reports = self._reports, []
-            self._reported_at = self._loop.time()
+            self._reported_at = self.hub.clock()
             self.tell(Progress(self.id, self.share.epoch, self.share.replica, self.share.pnode, reports))
 
     async def _tell_held(self, applied: int) -> None:
@@ -439,8 +439,8 @@ class Session:
         return await future
 
     def now(self) -> float:
-        """The event loop's clock."""
-        return self._loop.time()
+        """The PNode's clock, seconds."""
+        return self.hub.clock()
 
 
 def _nothing() -> None:

@@ -130,7 +130,7 @@ class Pipeline:
         hub = Hub(
             pnode, self.buses[pnode], self.buses[CONDUCTOR].me, self.home, Bounds(), group.create_task,
             structlog.wrap_logger(structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50)),
-            store=self.store,
+            store=self.store, clock=asyncio.get_running_loop().time,
         )  # fmt: skip
         compute = cast(ComputeThread, LoopCompute(self.pick, 0.02))
         session = Session(hub, deployment, share, self.network, work, compute)

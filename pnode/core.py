@@ -148,6 +148,7 @@ class Core:
         out: list[Command] = []
         match event:
             case Started():
+                self.moved_at = now  # a stage that has nothing to do yet begins to wait now
                 self._start(event, now, out)
             case HopArrived():
                 self._kept(self._inbox.put_hop(event), out)

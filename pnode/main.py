@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from wire.errors import DCNRError, UsageError
+from wire.errors import DCNRError, MisuseError, UsageError
 from wire.loop import run as run_loop
 
 if TYPE_CHECKING:
@@ -97,8 +97,12 @@ def _options(arguments: argparse.Namespace) -> Options:
     from wire.endpoint import check_address
     from wire.ids import checked_id
 
-    checked_id(arguments.name, "PNode id")
-    check_address(arguments.orchestrator)
+    try:
+        checked_id(arguments.name, "PNode id")
+        for address in (arguments.orchestrator, *arguments.advertise):
+            check_address(address)
+    except MisuseError as error:
+        raise UsageError(error.message, hint=error.hint) from error
     if arguments.threads < 0 or arguments.wait_limit <= 0 or arguments.compute_limit <= 0:
         raise UsageError("--threads, --wait-limit and --compute-limit are above 0")
     home = arguments.home or Path(

@@ -1,0 +1,129 @@
+"""One daemon in this process, and `dcnr-pnode` as it is called from a shell."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from pnode.daemon import Daemon, Options
+from tests.integration.pnode.conductor import Conductor
+from tests.integration.pnode.test_training import prepare_network
+from wire.ids import new_request_id
+from wire.messages import Ok, ShutDown, StartRun
+from wire.requests import RefusedError
+from wire.zmq_bus import ZmqBus
+
+QUIET = structlog.wrap_logger(
+    structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50), processors=[]
+)
+
+
+@pytest.fixture
+async def conductor(tmp_path: Path) -> AsyncIterator[Conductor]:
+    found = Conductor(tmp_path)
+    await found.start()
+    yield found
+    await found.close()
+
+
+class Running:
+    """A daemon as a task of this loop."""
+
+    def __init__(self, conductor: Conductor, tmp_path: Path) -> None:
+        options = Options(name="p1", orchestrator=conductor.address, home=tmp_path / "p1")
+        self.daemon = Daemon(options, ZmqBus("p1", bind="tcp://127.0.0.1:0"), QUIET)
+
+    async def __aenter__(self) -> Daemon:
+        self._task = asyncio.ensure_future(self.daemon.run())
+        return self.daemon
+
+    async def __aexit__(self, *_: object) -> None:
+        self.daemon.stop()
+        await asyncio.wait([self._task], timeout=10)
+        if not self._task.cancelled() and self._task.done():
+            self._task.exception()
+
+
+async def test_a_dead_compute_thread_shows_and_fails_its_sessions(conductor: Conductor, tmp_path: Path) -> None:
+    network, data = prepare_network("mlp-digits", ["train.steps=100000"], tmp_path)
+    _, digest = await conductor.put(network, data)
+    async with Running(conductor, tmp_path) as daemon:
+        await conductor.until(lambda: "p1" in conductor.beats)
+        placement = {str(node.id): "p1" for node in network.graph.nodes}
+        await conductor.deploy("mlp-1", network, digest, placement)
+        await conductor.run("mlp-1", 100_000)
+        await conductor.until(lambda: bool(conductor.steps.get("mlp-1")))
+
+        def end() -> None:
+            raise SystemExit("planted")
+
+        daemon._computes[0].submit("planted", "planted", end, lambda value, error: None)
+        await conductor.until(lambda: conductor.beats["p1"].compute == "dead")
+        await conductor.until(lambda: bool(conductor.failed))
+        assert "compute thread is dead" in conductor.failed[0].text
+        with pytest.raises(RefusedError, match="compute thread is dead"):
+            await conductor.run("mlp-1", 100_000)
+
+
+async def test_an_old_term_and_strange_requests_are_refused(conductor: Conductor, tmp_path: Path) -> None:
+    async with Running(conductor, tmp_path):
+        await conductor.until(lambda: "p1" in conductor.beats)
+        peer = conductor.peers["p1"]
+        with pytest.raises(RefusedError, match="term 0 is over, term 1") as refused:
+            await conductor.bus.ask(peer, StartRun(str(new_request_id()), "x-1", 1, 0, 5), timeout_s=5)
+        assert refused.value.code == "stale-term"
+        with pytest.raises(RefusedError, match="not deployed here") as refused:
+            await conductor.bus.ask(peer, StartRun(str(new_request_id()), "x-1", 1, 1, 5), timeout_s=5)
+        assert refused.value.code == "unknown-session"
+        answer, _ = await conductor.bus.ask(peer, ShutDown(str(new_request_id())), timeout_s=5)
+        assert isinstance(answer, Ok)
+        await conductor.until(lambda: conductor.gone == ["p1"])
+
+
+async def test_a_refused_pnode_ends_with_the_reason(conductor: Conductor, tmp_path: Path) -> None:
+    conductor.refuse = "id p1 is already held by tcp://127.0.0.1:9"
+    process = await conductor.spawn("p1")
+    async with asyncio.timeout(60):
+        assert await process.wait() == 1
+    lines = (tmp_path / "p1.err").read_text().splitlines()
+    assert lines[-1] == "dcnr-pnode: id p1 is already held by tcp://127.0.0.1:9"
+    assert not any("Traceback" in line for line in lines)
+
+
+async def test_it_tries_again_until_the_orchestrator_is_there(conductor: Conductor, tmp_path: Path) -> None:
+    conductor.bus.on_message(lambda sender, message, frames: None)
+    async with Running(conductor, tmp_path) as daemon:
+        await asyncio.sleep(1.0)
+        assert not daemon.registered.is_set()
+        conductor.bus.on_message(conductor._on_message)
+        await conductor.until(lambda: "p1" in conductor.beats, 30.0)
+        assert conductor.beats["p1"].compute == "idle"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ([], 2, "the following arguments are required: --name, --orchestrator"),
+        (["--name", "P 1", "--orchestrator", "tcp://127.0.0.1:1"], 2, "PNode id 'P 1' is not allowed"),
+        (["--name", "p1", "--orchestrator", "nowhere"], 2, "nowhere"),
+        (["--name", "p1", "--orchestrator", "tcp://127.0.0.1:1", "--device", "abacus"], 2, "no device 'abacus'"),
+        (["--name", "p1", "--orchestrator", "tcp://127.0.0.1:1", "--device", "cuda:99"], 2, "CUDA devices, no cuda:99"),
+        (["--name", "p1", "--orchestrator", "tcp://127.0.0.1:1", "--threads", "-1"], 2, "--threads"),
+        (["--name", "p1", "--orchestrator", "tcp://127.0.0.1:1", "--bind", "tcp://192.0.2.1:5"], 69, "can't listen"),
+    ],
+)
+def test_what_can_not_be_is_one_line_and_a_code(arguments: list[str], code: int, says: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pnode.main", *arguments, "--home", str(tmp_path)] if arguments else
+        [sys.executable, "-m", "pnode.main"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

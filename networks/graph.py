@@ -83,7 +83,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
-    """What one node costs for one sample (batch = 1), inferred on torch's meta device before anything is placed."""
+    """What one node costs for one sample (batch = 1), inferred before anything is placed."""
 
     outputs: dict[str, TensorSpec]
     parameters: dict[str, TensorSpec]

@@ -104,6 +104,11 @@ def _no_check(params: Any, inputs: Shapes) -> None:
     return None
 
 
+def same_as_input(params: Any, inputs: Shapes) -> list[TensorSpec]:
+    """The output is like the first input."""
+    return [inputs[0]]
+
+
 def _unary_inputs(params: Any) -> list[str]:
     return ["x"]
 
@@ -120,9 +125,10 @@ def _no_count(tensors: Sequence[Tensor], params: Any) -> int:
 class NodeType:
     """One entry of the registry.
 
-    `flops(params, inputs, outputs)`: floating-point operations of the forward pass for a batch of one, shapes with
-    batch = 1. `closed`: input ports through which no gradient passes. `counts`: for a loss, the number of targets in
-    its inputs. `tie`: the parameter that `tie` shares, if any. `backward`: cost of the backward pass over the forward.
+    `shapes`: what the outputs are, for inputs that passed `check`. `flops(params, inputs, outputs)`: floating-point
+    operations of the forward pass for a batch of one, shapes with batch = 1. `closed`: input ports through which no
+    gradient passes. `counts`: for a loss, the number of targets in its inputs. `tie`: the parameter that `tie`
+    shares, if any. `backward`: cost of the backward pass over the forward.
     """
 
     name: str
@@ -132,6 +138,7 @@ class NodeType:
     family: str
     flops: Callable[[Any, Sequence[Sequence[int]], Sequence[Sequence[int]]], int]
     check: Callable[[Any, Shapes], None] = _no_check
+    shapes: Callable[[Any, Shapes], list[TensorSpec]] = same_as_input
     inputs: Callable[[Any], list[str]] = _unary_inputs
     outputs: Callable[[Any], list[str]] = _one_output
     variadic: bool = False
@@ -170,8 +177,8 @@ def need_last(spec: TensorSpec, size: int) -> None:
 
 
 def need_float(spec: TensorSpec) -> None:
-    """The input must be floating point. Raises ShapeError."""
-    if "float" not in spec.dtype:
+    """The input must be float32 (`precision: bf16` casts by itself). Raises ShapeError."""
+    if spec.dtype != "float32":
         raise ShapeError(f"expects float32 {dims_text(spec.shape)}, got {spec.dtype} {dims_text(spec.shape)}")
 
 

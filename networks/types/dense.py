@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from networks.graph import TensorSpec
 from networks.types.base import (
     Call,
     NodeType,
@@ -72,6 +73,10 @@ def _linear_check(p: LinearParams, inputs: Shapes) -> None:
     need_last(inputs[0], p.in_)
 
 
+def _linear_shapes(p: LinearParams, inputs: Shapes) -> list[TensorSpec]:
+    return [TensorSpec("float32", (*inputs[0].shape[:-1], p.out))]
+
+
 class EmbeddingParams(WeightedParams):
     """One row of a table for each number."""
 
@@ -103,6 +108,10 @@ class Embedding(VNodeModule):
 
 def _embedding_check(p: EmbeddingParams, inputs: Shapes) -> None:
     need_integer(inputs[0])
+
+
+def _embedding_shapes(p: EmbeddingParams, inputs: Shapes) -> list[TensorSpec]:
+    return [TensorSpec("float32", (*inputs[0].shape, p.dim))]
 
 
 class PositionParams(WeightedParams):
@@ -142,6 +151,10 @@ def _position_check(p: PositionParams, inputs: Shapes) -> None:
         raise ShapeError(f"expects (batch, at most {p.num}), got ({', '.join(map(str, shape))})")
 
 
+def _position_shapes(p: PositionParams, inputs: Shapes) -> list[TensorSpec]:
+    return [TensorSpec("float32", (inputs[0].shape[1], p.dim))]
+
+
 def _look_up_flops(p: Any, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> int:
     return numel(outputs[0])
 
@@ -150,16 +163,19 @@ TYPES = [
     NodeType(
         name="linear", params=LinearParams, module=Linear, family="dense", tie="weight",
         doc="fully connected layer over the last dimension", flops=_linear_flops, check=_linear_check,
+        shapes=_linear_shapes,
         example={"in": 64, "out": 32},
     ),
     NodeType(
         name="embedding", params=EmbeddingParams, module=Embedding, family="dense", tie="weight",
         doc="a learned vector for each token number", flops=_look_up_flops, check=_embedding_check,
+        shapes=_embedding_shapes,
         closed=frozenset({"x"}), backward=1.0, example={"num": 100, "dim": 16},
     ),
     NodeType(
         name="position", params=PositionParams, module=Position, family="dense", tie="weight",
         doc="a learned vector for each position, without a batch dimension", flops=_look_up_flops,
-        check=_position_check, closed=frozenset({"x"}), backward=1.0, example={"num": 64, "dim": 16},
+        check=_position_check, shapes=_position_shapes,
+        closed=frozenset({"x"}), backward=1.0, example={"num": 64, "dim": 16},
     ),
 ]  # fmt: skip

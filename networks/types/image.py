@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from networks.graph import TensorSpec
 from networks.types.base import (
     NodeParams,
     NodeType,
@@ -125,6 +126,21 @@ def _pool_check(p: PoolParams, inputs: Shapes) -> None:
             raise ShapeError(f"a window of {p.kernel} is larger than the image {dims_text(shape)}")
 
 
+def _conv_shapes(p: Conv2dParams, inputs: Shapes) -> list[TensorSpec]:
+    batch, _, *image = inputs[0].shape
+    reach = p.dilation * (p.kernel - 1) + 1
+    return [TensorSpec("float32", (batch, p.out, *_windows(image, reach, p.stride, p.padding)))]
+
+
+def _pool_shapes(p: PoolParams, inputs: Shapes) -> list[TensorSpec]:
+    batch, channels, *image = inputs[0].shape
+    return [TensorSpec("float32", (batch, channels, *_windows(image, p.kernel, p.stride or p.kernel, p.padding)))]
+
+
+def _windows(image: Sequence[int | str], reach: int, stride: int, padding: int) -> list[int]:
+    return [(int(extent) + 2 * padding - reach) // stride + 1 for extent in image]
+
+
 def _conv_flops(p: Conv2dParams, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> int:
     per_output = 2 * (p.in_ // p.groups) * p.kernel * p.kernel + (1 if p.bias else 0)
     return numel(outputs[0]) * per_output
@@ -137,15 +153,17 @@ def _pool_flops(p: Any, inputs: Sequence[Sequence[int]], outputs: Sequence[Seque
 TYPES = [
     NodeType(
         name="conv2d", params=Conv2dParams, module=Conv2d, family="image", doc="two-dimensional convolution",
-        flops=_conv_flops, check=_conv_check, tidy_gradients=False, tidy_output=False,
+        flops=_conv_flops, check=_conv_check, shapes=_conv_shapes, tidy_gradients=False, tidy_output=False,
         example={"in": 3, "out": 8, "kernel": 3, "padding": 1},
     ),
     NodeType(
         name="maxpool2d", params=PoolParams, module=MaxPool2d, family="image", doc="largest value of each window",
-        flops=_pool_flops, check=_pool_check, backward=1.0, tidy_gradients=False, example={"kernel": 2},
+        flops=_pool_flops, check=_pool_check, shapes=_pool_shapes,
+        backward=1.0, tidy_gradients=False, example={"kernel": 2},
     ),
     NodeType(
         name="avgpool2d", params=PoolParams, module=AvgPool2d, family="image", doc="mean of each window",
-        flops=_pool_flops, check=_pool_check, backward=1.0, tidy_gradients=False, example={"kernel": 2},
+        flops=_pool_flops, check=_pool_check, shapes=_pool_shapes,
+        backward=1.0, tidy_gradients=False, example={"kernel": 2},
     ),
 ]  # fmt: skip

@@ -1,8 +1,8 @@
-"""Shapes and costs without data: run the node's module on torch's meta device.
+"""Shapes and costs without data: each type's formulas, and its module built on torch's meta device for the parameters.
 
-The batch dimension is symbolic. The module runs twice, with two batch sizes; a dimension that follows them is the
-batch, one that changes otherwise mixes samples and is refused. It runs as at inference, so that no dropout mask is
-drawn, and what it makes for itself is on the meta device too: no numbers in a file can cost memory here.
+The batch dimension stays a symbol. Nothing is computed: a first computation on the meta device imports torch's
+compiler (1.1 s of CPU), and takes a millisecond per node after that (docs/decisions/0023). Tests compare the formulas
+with what the modules really give.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from networks.graph import BATCH, NodeCost, TensorSpec
-from networks.types.base import NodeParams, NodeType, RunContext, ShapeError, VNodeModule, dims_text
-
-_BATCHES = (2, 3)
+from networks.types.base import NodeParams, NodeType, ShapeError
 
 DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
@@ -45,21 +43,12 @@ def _infer(kind: NodeType, params: NodeParams, inputs: Sequence[TensorSpec]) -> 
     if not inputs:
         raise ShapeError("expects an input, got none")
     kind.check(params, inputs)
-    with torch.device("meta"):
-        module = kind.module(params)
-    module.context = RunContext(training=False, update_buffers=False)
-    runs = [_run(module, inputs, batch) for batch in _BATCHES]
-    outputs: dict[str, TensorSpec] = {}
-    for port, *tensors in zip(kind.outputs(params), *runs, strict=True):
-        shape: list[int | str] = []
-        for small, large in zip(tensors[0].shape, tensors[1].shape, strict=True):
-            if small == large:
-                shape.append(small)
-            elif (small, large) == _BATCHES:
-                shape.append(BATCH)
-            else:
-                raise ShapeError(f"mixes the batch with other dimensions: got {dims_text(inputs[0].shape)}")
-        outputs[port] = TensorSpec(NAMES[tensors[0].dtype], tuple(shape))
+    try:
+        with torch.device("meta"):
+            module = kind.module(params)
+    except (RuntimeError, OverflowError) as error:
+        raise ShapeError(f"can't hold parameters as large as these: {str(error).splitlines()[0]}") from error
+    outputs = dict(zip(kind.outputs(params), kind.shapes(params, inputs), strict=True))
     forward = kind.flops(params, [_sizes(spec) for spec in inputs], [_sizes(spec) for spec in outputs.values()])
     return NodeCost(
         outputs=outputs,
@@ -70,19 +59,8 @@ def _infer(kind: NodeType, params: NodeParams, inputs: Sequence[TensorSpec]) -> 
     )
 
 
-def _run(module: VNodeModule, inputs: Sequence[TensorSpec], batch: int) -> tuple[Tensor, ...]:
-    tensors = [torch.empty(_sizes(spec, batch), dtype=DTYPES[spec.dtype], device="meta") for spec in inputs]
-    try:
-        with torch.no_grad(), torch.device("meta"):
-            result = module(*tensors)
-    except (RuntimeError, IndexError, ValueError) as error:
-        got = ", ".join(dims_text(spec.shape) for spec in inputs)
-        raise ShapeError(f"can't take {got}: {str(error).splitlines()[0]}") from error
-    return result if isinstance(result, tuple) else (result,)
-
-
-def _sizes(spec: TensorSpec, batch: int = 1) -> list[int]:
-    return [batch if extent == BATCH else int(extent) for extent in spec.shape]
+def _sizes(spec: TensorSpec) -> list[int]:
+    return [1 if extent == BATCH else int(extent) for extent in spec.shape]
 
 
 def _spec(tensor: Tensor) -> TensorSpec:

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from networks.graph import TensorSpec
 from networks.types.base import NodeParams, NodeType, ShapeError, Shapes, VNodeModule, dims_text, need_float, numel
 
 
@@ -83,6 +84,10 @@ def _difference_flops(p: Any, inputs: Sequence[Sequence[int]], outputs: Sequence
     return 3 * numel(inputs[0])
 
 
+def _scalar(params: Any, inputs: Shapes) -> list[TensorSpec]:
+    return [TensorSpec("float32", ())]
+
+
 def _logits_ports(params: Any) -> list[str]:
     return ["logits", "targets"]
 
@@ -99,12 +104,14 @@ TYPES = [
     NodeType(
         name="cross_entropy", params=CrossEntropyParams, module=CrossEntropy, family="loss",
         doc="cross entropy of class numbers, summed over the targets", flops=_logits_flops,
-        check=_cross_entropy_check, inputs=_logits_ports, outputs=_loss_port, closed=frozenset({"targets"}),
+        check=_cross_entropy_check, shapes=_scalar, inputs=_logits_ports,
+        outputs=_loss_port, closed=frozenset({"targets"}),
         is_loss=True, counts=_count_classes, backward=1.0, tidy_gradients=False,
     ),
     NodeType(
         name="mse", params=MSEParams, module=MSE, family="loss", doc="squared error, summed over the elements",
-        flops=_difference_flops, check=_mse_check, inputs=_input_ports, outputs=_loss_port, is_loss=True,
+        flops=_difference_flops, check=_mse_check, shapes=_scalar, inputs=_input_ports,
+        outputs=_loss_port, is_loss=True,
         counts=_count_elements, backward=1.0, tidy_gradients=False,
     ),
 ]  # fmt: skip

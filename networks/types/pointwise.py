@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from networks.graph import TensorSpec
 from networks.types.base import (
     Call,
     NodeParams,
@@ -124,7 +125,7 @@ def _softmax_check(params: DimParams, inputs: Shapes) -> None:
         raise ShapeError(f"dim {params.dim} is not a dimension behind the batch of {dims_text(inputs[0].shape)}")
 
 
-def _broadcast_check(params: Any, inputs: Shapes) -> None:
+def _broadcast(params: Any, inputs: Shapes) -> list[TensorSpec]:
     shape: tuple[int | str, ...] = ()
     for spec in inputs:
         need_float(spec)
@@ -137,6 +138,7 @@ def _broadcast_check(params: Any, inputs: Shapes) -> None:
                 raise ShapeError(f"expects shapes that broadcast together, got {texts}")
             joined[-offset] = b if a == 1 else a
         shape = tuple(joined)
+    return [TensorSpec("float32", shape)]
 
 
 def _variadic(params: Any) -> list[str]:
@@ -170,12 +172,12 @@ TYPES = [
     ),
     NodeType(
         name="add", params=NoParams, module=Add, family="merge", doc="sum of all inputs (shapes broadcast)",
-        flops=per_element(1), check=_broadcast_check, inputs=_variadic, variadic=True, backward=1.0,
+        flops=per_element(1), shapes=_broadcast, inputs=_variadic, variadic=True, backward=1.0,
         tidy_gradients=False, tidy_output=False,
     ),
     NodeType(
         name="mul", params=NoParams, module=Mul, family="merge", doc="product of all inputs (shapes broadcast)",
-        flops=per_element(1), check=_broadcast_check, inputs=_variadic, variadic=True, backward=2.0,
+        flops=per_element(1), shapes=_broadcast, inputs=_variadic, variadic=True, backward=2.0,
         tidy_gradients=False, tidy_output=False,
     ),
 ]  # fmt: skip

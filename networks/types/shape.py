@@ -211,6 +211,49 @@ def _mean_check(p: MeanParams, inputs: Shapes) -> None:
         raise ShapeError(f"expects one or more different dims, got {list(p.dims)}")
 
 
+def _concat_shapes(p: ConcatParams, inputs: Shapes) -> list[TensorSpec]:
+    shape = list(inputs[0].shape)
+    shape[p.dim] = sum(int(spec.shape[p.dim]) for spec in inputs)
+    return [TensorSpec(inputs[0].dtype, tuple(shape))]
+
+
+def _split_shapes(p: SplitParams, inputs: Shapes) -> list[TensorSpec]:
+    shape = list(inputs[0].shape)
+    parts = p.parts or 1
+    found = []
+    for size in p.sizes if p.sizes is not None else [int(shape[p.dim]) // parts] * parts:
+        shape[p.dim] = size
+        found.append(TensorSpec(inputs[0].dtype, tuple(shape)))
+    return found
+
+
+def _reshape_shapes(p: ReshapeParams, inputs: Shapes) -> list[TensorSpec]:
+    batch, *rest = inputs[0].shape
+    known = numel([extent for extent in p.shape if extent != -1])
+    open_extent = numel([int(extent) for extent in rest]) // known
+    return [TensorSpec(inputs[0].dtype, (batch, *[open_extent if e == -1 else e for e in p.shape]))]
+
+
+def _flatten_shapes(p: FlattenParams, inputs: Shapes) -> list[TensorSpec]:
+    shape = inputs[0].shape
+    end = p.end % len(shape) + 1
+    joined = numel([int(extent) for extent in shape[p.start : end]])
+    return [TensorSpec(inputs[0].dtype, (*shape[: p.start], joined, *shape[end:]))]
+
+
+def _transpose_shapes(p: TransposeParams, inputs: Shapes) -> list[TensorSpec]:
+    shape = list(inputs[0].shape)
+    shape[p.dim0], shape[p.dim1] = shape[p.dim1], shape[p.dim0]
+    return [TensorSpec(inputs[0].dtype, tuple(shape))]
+
+
+def _mean_shapes(p: MeanParams, inputs: Shapes) -> list[TensorSpec]:
+    shape = inputs[0].shape
+    gone = {dim % len(shape) for dim in p.dims}
+    kept = [1 if place in gone else extent for place, extent in enumerate(shape) if p.keepdim or place not in gone]
+    return [TensorSpec("float32", tuple(kept))]
+
+
 def _mean_flops(p: Any, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> int:
     return numel(inputs[0])
 
@@ -222,30 +265,34 @@ def _variadic(params: Any) -> list[str]:
 TYPES = [
     NodeType(
         name="concat", params=ConcatParams, module=Concat, family="shape", doc="inputs joined along one dimension",
-        flops=per_element(1), check=_concat_check, inputs=_variadic, variadic=True, backward=1.0,
+        flops=per_element(1), check=_concat_check, shapes=_concat_shapes, inputs=_variadic, variadic=True, backward=1.0,
         tidy_gradients=False, tidy_output=False, example={"dim": -1},
     ),
     NodeType(
         name="split", params=SplitParams, module=Split, family="shape", doc="the input cut into several outputs",
-        flops=per_element(1), check=_split_check, outputs=split_outputs, backward=1.0,
+        flops=per_element(1), check=_split_check, shapes=_split_shapes, outputs=split_outputs, backward=1.0,
         tidy_gradients=False, tidy_output=False, example={"parts": 2},
     ),
     NodeType(
         name="reshape", params=ReshapeParams, module=Reshape, family="shape", doc="a new shape for each sample",
-        flops=per_element(0), check=_reshape_check, backward=1.0, tidy_gradients=False, tidy_output=False,
+        flops=per_element(0), check=_reshape_check, shapes=_reshape_shapes,
+        backward=1.0, tidy_gradients=False, tidy_output=False,
         example={"shape": [8, 8]},
     ),
     NodeType(
         name="flatten", params=FlattenParams, module=Flatten, family="shape", doc="several dimensions become one",
-        flops=per_element(0), check=_flatten_check, backward=1.0, tidy_gradients=False, tidy_output=False,
+        flops=per_element(0), check=_flatten_check, shapes=_flatten_shapes,
+        backward=1.0, tidy_gradients=False, tidy_output=False,
     ),
     NodeType(
         name="transpose", params=TransposeParams, module=Transpose, family="shape",
-        doc="two dimensions change places", flops=per_element(1), check=_transpose_check, backward=1.0,
+        doc="two dimensions change places", flops=per_element(1), check=_transpose_check, shapes=_transpose_shapes,
+        backward=1.0,
         tidy_gradients=False, tidy_output=False,
     ),
     NodeType(
         name="mean", params=MeanParams, module=Mean, family="shape", doc="mean over dimensions", flops=_mean_flops,
-        check=_mean_check, backward=1.0, tidy_gradients=False, tidy_output=False, example={"dim": [2, 3]},
+        check=_mean_check, shapes=_mean_shapes,
+        backward=1.0, tidy_gradients=False, tidy_output=False, example={"dim": [2, 3]},
     ),
 ]  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -228,6 +230,28 @@ def test_shape_errors_say_what_was_expected(
 def test_parameters_are_strict(name: str, params: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         REGISTRY[name].params.model_validate(params)
+
+
+def test_huge_numbers_cost_nothing_and_are_refused_in_words() -> None:
+    with pytest.raises(ShapeError, match="can't hold parameters as large as these"):
+        infer("linear", REGISTRY["linear"].params.model_validate({"in": 2**40, "out": 2**40}), [f32(B, 2**40)])
+    large = infer("attention", REGISTRY["attention"].params.model_validate({"dim": 8, "heads": 2}), [f32(B, 2**20, 8)])
+    assert large.forward_flops > 2**44
+
+
+def test_no_type_computes_while_shapes_are_inferred() -> None:
+    """A first computation on the meta device would import torch's compiler: a second and more at every start."""
+    program = """
+import sys
+import torch
+before = set(sys.modules)
+from networks.graph import TensorSpec
+from networks.types import REGISTRY, infer
+params = REGISTRY["attention"].params.model_validate({"dim": 8, "heads": 2, "causal": True})
+infer("attention", params, [TensorSpec("float32", ("batch", 4, 8))])
+assert not [name for name in set(sys.modules) - before if name.startswith(("torch._dynamo", "sympy"))]
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 def test_flops_of_matrix_products() -> None:

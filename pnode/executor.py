@@ -58,6 +58,18 @@ class _Stash:
     clock: list[tuple[NodeId, float]] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What a stage does to give certain outputs: calls, slots that must be filled before (and by what), results."""
+
+    ops: list[Op]
+    reads: list[tuple[int, str]]
+    inputs: set[str]
+    channels: set[int]
+    sends: list[tuple[int, int]]
+    made: list[tuple[str, int]]
+
+
 class StageExecutor:
     """One stage of one session; see the module's docstring. Only the compute thread calls it."""
 
@@ -80,7 +92,7 @@ class StageExecutor:
             leave.leaves for leave in self.program.arrivals
         )
         self._stash: dict[tuple[int, int], _Stash] = {}
-        self._needed: dict[frozenset[str], tuple[list[Op], list[tuple[int, str]]]] = {}
+        self._requests: dict[frozenset[str], _Request] = {}
         self._times: dict[NodeId, list[float]] = {}
 
     # ------------------------------------------------------------ what is known at deploy
@@ -259,7 +271,7 @@ class StageExecutor:
         Returns the tensors to send by channel, the network outputs of `outputs` that are made here, and the number of
         targets if the loss is one of them. Nodes that no wanted output needs do not run.
         """
-        ops, reads = self._ops_for(frozenset(outputs))
+        request = self._request(outputs)
         slots: Slots = [None] * self.program.size
         for name, slot in self.program.inputs.items():
             if name in inputs:
@@ -270,27 +282,18 @@ class StageExecutor:
                 value = receive(received[index], self.device)
                 for slot in (arrival.plain, *arrival.leaves):
                     slots[slot] = value
-        for slot, what in reads:
+        for slot, what in request.reads:
             if slots[slot] is None:
                 raise MisuseError(f"stage {self.stage} needs {what}, which did not come")
         context = self.context
         context.training, context.position, context.cache = False, position, cache
         try:
             with torch.no_grad(), self._precision():
-                self.program.run(slots, ops)
+                self.program.run(slots, request.ops)
         finally:
             context.training, context.position, context.cache = True, 0, None
-        wanted = self.infer_channels(outputs)
-        sends = {
-            leave.channel.index: slots[leave.plain]
-            for leave in self.program.departures
-            if leave.channel.index in wanted
-        }
-        made = {
-            name: slots[self.program.ports[port]]
-            for name in sorted(outputs)
-            if (port := self.graph.outputs[name]) in self.program.ports
-        }
+        sends = {channel: slots[slot] for channel, slot in request.sends}
+        made = {name: slots[slot] for name, slot in request.made}
         count = None
         if self._loss_slot is not None and slots[self._loss_slot] is not None:
             count = self._count(slots, inputs)
@@ -298,44 +301,42 @@ class StageExecutor:
 
     def infer_channels(self, outputs: set[str]) -> set[int]:
         """Channels (that start or end here) on which a request for these outputs sends a tensor."""
-        needed = self._needed_nodes(frozenset(outputs))
-        return {
-            index for index, channel in self._channels.items() if any(edge.dst.node in needed for edge in channel.edges)
-        }
+        return self._request(outputs).channels
 
     def infer_inputs(self, outputs: set[str]) -> set[str]:
         """Network inputs that this stage reads to give these outputs."""
-        needed = self._needed_nodes(frozenset(outputs))
-        return {
-            str(edge.src.node)
-            for edge in self.graph.edges
-            if edge.dst.node in needed and edge.index in self.program.reads and edge.src.node in self.graph.inputs
+        return self._request(outputs).inputs
+
+    def _request(self, outputs: set[str]) -> _Request:
+        key = frozenset(outputs)
+        if key not in self._requests:
+            unknown = sorted(key - self.graph.outputs.keys())
+            if unknown:
+                raise MisuseError(f"the network has no output {unknown}; it has {sorted(self.graph.outputs)}")
+            self._requests[key] = self._plan_request(key)
+        return self._requests[key]
+
+    def _plan_request(self, outputs: frozenset[str]) -> _Request:
+        program, needed = self.program, needed_nodes(self.graph, outputs)
+        ops = [op for op in program.ops if op.node in needed]
+        used = {slot for op in ops for slot in op.ins}
+        given = [(slot, f"the input '{name}'") for name, slot in program.inputs.items()]
+        for arrival in program.arrivals:
+            what = f"'{arrival.channel.port}' on channel {arrival.channel.index}"
+            given += [(slot, what) for slot in (arrival.plain, *arrival.leaves)]
+        channels = {
+            index for index, channel in self._channels.items() if any(edge.dst.node in needed for edge in channel.edges)
         }
-
-    def _needed_nodes(self, outputs: frozenset[str]) -> frozenset[NodeId]:
-        unknown = sorted(outputs - self.graph.outputs.keys())
-        if unknown:
-            raise MisuseError(f"the network has no output {unknown}; it has {sorted(self.graph.outputs)}")
-        return needed_nodes(self.graph, outputs)
-
-    def _ops_for(self, outputs: frozenset[str]) -> tuple[list[Op], list[tuple[int, str]]]:
-        """The calls to make for these outputs, and the slots that must be filled before, with what they are."""
-        if outputs not in self._needed:
-            needed = self._needed_nodes(outputs)
-            program = self.program
-            plans = [(slot, f"the input '{name}'") for name, slot in program.inputs.items()]
-            for arrival in program.arrivals:
-                what = f"'{arrival.channel.port}' on channel {arrival.channel.index}"
-                plans += [(slot, what) for slot in (arrival.plain, *arrival.leaves)]
-            ops: list[Op] = []
-            filled = {slot for slot, _ in plans}
-            used: set[int] = set()
-            for op in program.ops:
-                if op.node in needed:
-                    ops.append(op)
-                    used.update(op.ins)
-            self._needed[outputs] = ops, [(slot, what) for slot, what in plans if slot in used & filled]
-        return self._needed[outputs]
+        leaving = [(leave.channel.index, leave.plain) for leave in program.departures]
+        ports = {name: self.graph.outputs[name] for name in sorted(outputs)}
+        return _Request(
+            ops=ops,
+            reads=[(slot, what) for slot, what in given if slot in used],
+            inputs={name for name, slot in program.inputs.items() if slot in used},
+            channels=channels,
+            sends=[(channel, slot) for channel, slot in leaving if channel in channels],
+            made=[(name, program.ports[port]) for name, port in ports.items() if port in program.ports],
+        )
 
     # ------------------------------------------------------------ values that are not finite
 

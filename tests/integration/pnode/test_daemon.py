@@ -35,8 +35,8 @@ async def conductor(tmp_path: Path) -> AsyncIterator[Conductor]:
 class Running:
     """A daemon as a task of this loop."""
 
-    def __init__(self, conductor: Conductor, tmp_path: Path) -> None:
-        options = Options(name="p1", orchestrator=conductor.address, home=tmp_path / "p1")
+    def __init__(self, conductor: Conductor, tmp_path: Path, devices: tuple[str, ...] = ("cpu",)) -> None:
+        options = Options(name="p1", orchestrator=conductor.address, home=tmp_path / "p1", devices=devices)
         self.daemon = Daemon(options, ZmqBus("p1", bind="tcp://127.0.0.1:0"), QUIET)
 
     async def __aenter__(self) -> Daemon:
@@ -69,6 +69,24 @@ async def test_a_dead_compute_thread_shows_and_fails_its_sessions(conductor: Con
         assert "compute thread is dead" in conductor.failed[0].text
         with pytest.raises(RefusedError, match="compute thread is dead"):
             await conductor.run("mlp-1", 100_000)
+
+
+async def test_each_device_has_a_thread_and_sessions_are_spread(conductor: Conductor, tmp_path: Path) -> None:
+    """The second device is pretended: the processor twice, each with a thread of its own."""
+    network, data = prepare_network("mlp-digits", ["train.steps=5"], tmp_path)
+    _, digest = await conductor.put(network, data)
+    placement = {str(node.id): "p1" for node in network.graph.nodes}
+    async with Running(conductor, tmp_path, devices=("cpu", "cpu")) as daemon:
+        await conductor.until(lambda: "p1" in conductor.beats)
+        for session in ("mlp-1", "mlp-2"):
+            await conductor.deploy(session, network, digest, placement)
+            await conductor.run(session, 5)
+        for session in ("mlp-1", "mlp-2"):
+            await conductor.until(lambda session=session: conductor.all_held(session, 5))
+        threads = {session.compute for session in daemon.sessions.values()}
+        assert threads == set(daemon._computes)
+        assert len(threads) == 2
+    assert [s.loss for s in conductor.steps["mlp-1"]] == [s.loss for s in conductor.steps["mlp-2"]]
 
 
 async def test_an_old_term_and_strange_requests_are_refused(conductor: Conductor, tmp_path: Path) -> None:

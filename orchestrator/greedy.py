@@ -40,7 +40,18 @@ class Greedy:
                 tally[value.maker + 1] += amount
                 tally[value.readers[-1] + 1] -= amount
         self._crossing = list(accumulate(crossing))[: size + 1]
-        self._hop_s = [count * work.calibration.hop_s for count in accumulate(hops)][: size + 1]
+        self._hop_s = [count * work.calibration.hop_busy_s for count in accumulate(hops)][: size + 1]
+
+        made: dict[int, float] = {}
+        link = max(machine.link_bytes_s for machine in machines)
+        for value in work.values:
+            time = value.step_bytes / link + value.step_hops * work.calibration.hop_busy_s
+            made[value.maker] = made.get(value.maker, 0.0) + time
+        readers = {reader for value in work.values for reader in value.readers}
+        self._sources = sum(node not in readers for node in range(1, size))
+        silent = any(node not in made for node in range(size - 1))
+        self._least_hop_s = 0.0 if silent else min(made.values(), default=0.0)
+        self._largest = max(work.operations(node) for node in range(size))
 
     def run(self, exactly: int = 0) -> tuple[float, Bounds] | None:
         """The best (time, bounds) over some orders and numbers of machines, or None where nothing fits."""
@@ -67,9 +78,13 @@ class Greedy:
     def floor_s(self, count: int) -> float:
         """No slowest piece on `count` machines takes less."""
         speeds = sorted((machine.speed for machine in self._machines), reverse=True)[:count]
-        largest = max(self._work.operations(node) for node in range(self._work.size))
-        shared = (self._operations[-1] + speeds[-1] * self._fixed[-1]) / sum(speeds)
-        return max(shared, largest / speeds[0], self._fixed[-1] / count)
+        # Every piece but the last sends what its last node makes; each that begins with a reader receives something.
+        total = self._operations[-1] + speeds[-1] * self._fixed[-1] + self._least_hop_s * sum(speeds[1:])
+        receiving = max(0, count - 1 - self._sources)
+        latency = 2 * self._work.microbatches * min(machine.latency_s for machine in self._machines)
+        total += sum(speeds[count - receiving :]) * (latency + self._least_hop_s)
+        shared = total / sum(speeds)
+        return max(shared, self._largest / speeds[0], self._fixed[-1] / count)
 
     def _orders(self, count: int) -> list[tuple[Machine, ...]]:
         """The orders that are tried: the fastest `count` machines, and those with most memory, both ways round."""

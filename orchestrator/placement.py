@@ -27,7 +27,7 @@ from wire.errors import DCNRError, UsageError
 EXACT_MACHINES = 8
 EXACT_CELLS = 3e9
 """Budget of an exact search: numbers looked at."""
-CUTS = 1000
+CUTS = 700
 """Larger networks are cut only where little crosses, at about so many positions."""
 
 

@@ -8,7 +8,7 @@ is what makes exact search possible:
   leaves twice; `predict` counts that, the search doesn't. Chains with residuals have no such value.)
 
 Time of a piece on machine p, per step:
-    operations / speed + fixed + (in + out) / link + hops * hop_s + [in > 0] * 2 * microbatches * latency
+    operations / speed + fixed + (in + out) / link + hops * hop_busy_s + [in > 0] * 2 * microbatches * latency
 Time of a placement with k machines: (M + k - 1) / M * the slowest piece, which is its own time and its share of the
 pipeline's filling and draining.
 """
@@ -89,7 +89,7 @@ class Segments:
         calibration = work.calibration
         time = (self.operations[None, :] - self.operations[:, None]) / machine.speed
         time += self._fixed[None, :] - self._fixed[:, None]
-        time += self._bytes / machine.link_bytes_s + self._hops * calibration.hop_s
+        time += self._bytes / machine.link_bytes_s + self._hops * calibration.hop_busy_s
         time += (self.in_bytes > 0) * (2 * work.microbatches * machine.latency_s)
         need = self._memory[None, :] - self._memory[:, None] + self._held
         time[need > machine.memory_bytes] = np.inf

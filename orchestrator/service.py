@@ -28,7 +28,7 @@ from orchestrator.registry import Registry
 from orchestrator.sessions import ACTIVE, Session, Stage
 from orchestrator.truth import SupersededError, Truth
 from orchestrator.work import Machine
-from storage.store import Store
+from storage.store import Store, StoreError, StoreUnavailableError
 from wire.bus import Bus, Frame
 from wire.errors import DCNRError, UnreachableError
 from wire.ids import new_request_id
@@ -141,7 +141,10 @@ class Service:
 
         Raises `DCNRError` (store, address).
         """
-        await self.store.probe()
+        try:
+            await self.store.probe()
+        except StoreError as error:
+            raise StoreUnavailableError(f"the store can't be used: {error.message}", hint=error.hint) from error
         term = await self.truth.raise_term()
         granted = await self.truth.incarnations()
         self.last_epochs = await self.truth.epochs()

@@ -23,12 +23,14 @@ _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 class Calibration:
     """Constants of the cost model, measured once on ordinary CPUs; a caller with better figures passes its own."""
 
-    operations_per_byte: float = 4.0
+    operations_per_byte: float = 10.0
     """FLOPs that pass while one byte is read or written."""
-    node_s: float = 25e-6
+    node_s: float = 8e-6
     """Fixed time of one node's forward or backward pass: the interpreter and the dispatcher."""
-    hop_s: float = 150e-6
-    """Fixed time that the two ends of a hop spend on it."""
+    hop_s: float = 400e-6
+    """Fixed time from the end of what makes a hop to its arrival: threads and loops are woken, nothing is sent yet."""
+    hop_busy_s: float = 60e-6
+    """Part of it that each end's compute thread loses."""
     parameter_operations: float = 16.0
     """Operations per parameter and step in the optimizer's update."""
     tensor_s: float = 15e-6

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from orchestrator.greedy import Greedy
 from orchestrator.placement import (
     NothingFitsError,
     Plan,
@@ -52,7 +53,7 @@ def piece_cost(work: Work, start: int, end: int, machine: Machine, in_flight: in
             hops += value.step_hops
     if need > machine.memory_bytes:
         return math.inf, 0
-    seconds += (into + out) / machine.link_bytes_s + hops * work.calibration.hop_s
+    seconds += (into + out) / machine.link_bytes_s + hops * work.calibration.hop_busy_s
     seconds += 2 * work.microbatches * machine.latency_s if into else 0.0
     return seconds, into
 
@@ -101,6 +102,8 @@ def test_equals_brute_force_on_200_random_cases(block: int) -> None:
             except NothingFitsError:
                 pass
             continue
+        bound = Greedy(work, machines, 4).lower_bound_s(exactly)
+        assert bound <= expected[0] * (1 + 1e-9), seed
         result = plan(work, machines, pnodes=exactly)
         rival = round_robin(work, machines, exactly)
         if wire_bytes(rival, work) < expected[1]:
@@ -157,9 +160,9 @@ def test_ten_thousand_vnodes_on_a_hundred_pnodes_in_five_seconds() -> None:
     work = work_of(transformer_like(1250), batch=16, microbatches=64)
     assert work.size == 10_001
     machines = [Machine(f"p{i}", 1e10 * (1 + i % 5), 1 << 34, 1e8 * (1 + i % 3), 1e-3, f"h{i}") for i in range(100)]
-    begin = time.perf_counter()
+    begin = time.process_time()
     result = plan(work, machines)
-    took = time.perf_counter() - begin
+    took = time.process_time() - begin
     assert took < 5, took
     assert not result.exact
     assert len(result.placement) == work.size
@@ -171,9 +174,9 @@ def test_ten_thousand_vnodes_on_a_hundred_pnodes_in_five_seconds() -> None:
 def test_ten_thousand_vnodes_on_eight_unequal_pnodes_stay_quick() -> None:
     work = work_of(transformer_like(1250), batch=16, microbatches=64)
     machines = random_machines(random.Random(5), 8)
-    begin = time.perf_counter()
+    begin = time.process_time()
     result = plan(work, machines)
-    assert time.perf_counter() - begin < 10
+    assert time.process_time() - begin < 10
     assert any("above the best possible" in reason for reason in result.reasons)
 
 
@@ -185,8 +188,6 @@ def test_the_heuristic_is_close_to_the_exact_search() -> None:
         work = work_of(transformer_like(12), batch=16, microbatches=16)
         exact = plan(work, machines)
         nine = plan(work_of(transformer_like(12), batch=16, microbatches=16), [*machines, *equal_machines(0)])
-        from orchestrator.greedy import Greedy
-
         guess = Greedy(work, machines, 9).run()
         assert guess is not None
         bound = Greedy(work, machines, 9).lower_bound_s()

@@ -137,7 +137,9 @@ class SendLane:
                 if parcel is not None:
                     self.flying_bytes -= parcel.size
                     further.append(parcel)
-        lost_before = max((parcel.order for parcel in (*done, *further)), default=-1) - REORDER + 1
+        # Of a parcel transmitted twice nobody can tell which one arrived: it proves nothing about what went in between.
+        once = (parcel.order for parcel in (*done, *further) if parcel.transmissions == 1)
+        lost_before = max(once, default=-1) - REORDER + 1
         if ping in self.ping_orders:
             lost_before = max(lost_before, self.ping_orders[ping])
             self.stall_s = self.limits.stall_s

@@ -64,7 +64,6 @@ def new_context() -> zmq.Context[zmq.Socket[bytes]]:
 def _common(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, PART_BYTES + HEADER_BYTES)
-    socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
     socket.setsockopt(zmq.HEARTBEAT_IVL, ZMTP_HEARTBEAT_MS)
@@ -74,10 +73,11 @@ def _common(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.RCVTIMEO, 0)
 
 
-def new_router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+def new_router(context: zmq.Context[zmq.Socket[bytes]], *, ipv6: bool = False) -> zmq.Socket[bytes]:
     """The socket that others dial."""
     socket = context.socket(zmq.ROUTER)
     _common(socket)
+    socket.setsockopt(zmq.IPV6, int(ipv6))
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     socket.setsockopt(zmq.RCVHWM, RECEIVE_HWM)
@@ -91,6 +91,7 @@ def new_dealer(
     """A socket that dials one peer for one lane."""
     socket = context.socket(zmq.DEALER)
     _common(socket)
+    socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.IDENTITY, identity)
     socket.setsockopt(zmq.SNDHWM, SEND_HWM)
     socket.setsockopt(zmq.RCVHWM, RECEIVE_HWM if receives else 1)
@@ -175,8 +176,8 @@ class Outlet:
         elif packet.kind <= Kind.PING:
             for index, other in enumerate(self.waiting):
                 if other.kind == packet.kind:
-                    self.waiting[index] = packet
-                    return False
+                    del self.waiting[index]  # the new one goes to the end: a ping must not pass what it asks about
+                    break
         self.waiting.append(packet)
         return False
 

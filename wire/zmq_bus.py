@@ -113,7 +113,7 @@ class ZmqBus(Driver):
 
     def _listen(self, bind: str) -> list[str]:
         assert self._context is not None
-        self._router = router = new_router(self._context)
+        self._router = router = new_router(self._context, ipv6="[" in bind)
         try:
             router.bind(bind)
         except zmq.ZMQError as error:

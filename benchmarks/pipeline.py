@@ -5,20 +5,19 @@ gloo) over two ranks with one thread each; two independent plain processes with 
 give: times M / (M + P - 1) it is the bubble bound); and DCNR on two PNodes with one thread each. All train the same
 GPT (4 layers, 256 wide, context 128, untied head, batch 8 x 4). Quoted are medians of the ratios within a round.
 
-    python benchmarks/pipeline.py [--rounds 5] [--steps 30]
+    python -m benchmarks.pipeline [--rounds 5] [--steps 30]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
+
+from benchmarks.local_cluster import LocalCluster
 
 HERE = Path(__file__).parent
 NETWORK = HERE / "gpt-4x256.yaml"
@@ -42,32 +41,10 @@ def independent(steps: int) -> float:
     return sum(float(json.loads(out.splitlines()[-1])["tokens_per_s"]) for out in outputs)
 
 
-class Cluster:
-    """A local DCNR cluster of two PNodes with one thread each, in a home of its own."""
-
-    def __init__(self, home: Path) -> None:
-        self.environment = os.environ | {"DCNR_HOME": str(home)}
-        self.dcnr("up", "--pnodes", str(PNODES), "--threads", "1")
-
-    def dcnr(self, *arguments: str) -> str:
-        """Run one command; its standard output."""
-        command = [sys.executable, "-m", "cli.main", *arguments]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"dcnr {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
-        return done.stdout
-
-    def tokens_per_s(self, network: Path, steps: int) -> float:
-        """Train for some steps; the median step after warm-up, in tokens per second."""
-        arguments = ("train", str(network), "--pnodes", str(PNODES), "--steps", str(steps), "-o", "json")
-        lines = [json.loads(line) for line in self.dcnr(*arguments).splitlines() if line.startswith("{")]
-        seconds = [step["seconds"] for line in lines for step in steps_of(line)]
-        return TOKENS / statistics.median(seconds[WARM_STEPS:])
-
-
-def steps_of(line: dict[str, Any]) -> list[dict[str, Any]]:
-    """The step reports in one line of `dcnr train -o json`."""
-    return [line] if "seconds" in line and "loss" in line else list(line.get("steps") or [])
+def ours(cluster: LocalCluster, network: Path, steps: int) -> float:
+    """Tokens per second of DCNR: the median step after warm-up."""
+    records = cluster.train(network, "--pnodes", str(PNODES), "--steps", str(steps))
+    return TOKENS / statistics.median(record["seconds"] for record in records[WARM_STEPS:])
 
 
 def main() -> None:
@@ -78,20 +55,16 @@ def main() -> None:
     options = parser.parse_args()
     steps = str(options.steps)
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder))
-        try:
-            for number in range(options.rounds):
-                row = {
-                    "two_threads": peer("single", "--threads", "2", "--steps", steps),
-                    "torch_1f1b": peer("pipeline", "--ranks", str(PNODES), "--steps", steps),
-                    "bubble_bound": independent(options.steps) * MICROBATCHES / (MICROBATCHES + PNODES - 1),
-                    "dcnr": cluster.tokens_per_s(options.network, options.steps),
-                }
-                rows.append(row)
-                print(json.dumps({"round": number, **{name: round(rate) for name, rate in row.items()}}), flush=True)
-        finally:
-            cluster.dcnr("down")
+    with LocalCluster(PNODES) as cluster:
+        for number in range(options.rounds):
+            row = {
+                "two_threads": peer("single", "--threads", "2", "--steps", steps),
+                "torch_1f1b": peer("pipeline", "--ranks", str(PNODES), "--steps", steps),
+                "bubble_bound": independent(options.steps) * MICROBATCHES / (MICROBATCHES + PNODES - 1),
+                "dcnr": ours(cluster, options.network, options.steps),
+            }
+            rows.append(row)
+            print(json.dumps({"round": number, **{name: round(rate) for name, rate in row.items()}}), flush=True)
     print(f"{'against':<14} {'target':>6} {'median':>7}   min    max")
     for name, target in (("two_threads", 1.0), ("torch_1f1b", 1.0), ("bubble_bound", 0.88)):
         ratios = [row["dcnr"] / row[name] for row in rows]

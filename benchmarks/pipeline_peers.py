@@ -1,7 +1,7 @@
 """What a user would run instead of DCNR: plain torch in one process, and torch.distributed.pipelining (1F1B, gloo).
 
-The model is that of `benchmarks/gpt-4x256.yaml`; data are random tokens, since only speed is measured. One JSON object is
-printed: step_ms (median of the steps after warm-up) and tokens_per_s.
+The model is that of `benchmarks/gpt-4x256.yaml`; data are random tokens, since only speed is measured. One JSON
+object is printed: step_ms (median of the steps after warm-up) and tokens_per_s.
 
     python benchmarks/pipeline_peers.py single --threads 2
     python benchmarks/pipeline_peers.py pipeline --ranks 2

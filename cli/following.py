@@ -90,7 +90,7 @@ def _adopt(state: RunState, session: SessionInfo) -> None:
     state.state = session.state
     state.committed = session.committed
     state.waiting = session.waiting
-    state.step = max(state.step, session.step) if state.losses else session.step
+    state.step = max(state.step, session.step) if state.recent else session.step
 
 
 def _take(state: RunState, session: SessionInfo, events: Sequence[SessionEvent], view: View) -> None:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from cli import units
 from cli.terminal import Terminal, literal
@@ -23,6 +23,30 @@ if TYPE_CHECKING:
 
 STALLED_S = 3.0
 _BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(slots=True)
+class Course:
+    """How a value went, from the first to the last, in a bounded number of means over equally many."""
+
+    LIMIT: ClassVar[int] = 128
+
+    means: list[float] = field(default_factory=list)
+    each: int = 1
+    _open: list[float] = field(default_factory=list)
+
+    def add(self, value: float) -> None:
+        """One more value; what isn't finite is left out."""
+        if not math.isfinite(value):
+            return
+        self._open.append(value)
+        if len(self._open) == self.each:
+            self.means.append(sum(self._open) / self.each)
+            self._open.clear()
+        if len(self.means) == self.LIMIT:
+            pairs = zip(self.means[::2], self.means[1::2], strict=True)
+            self.means = [(left + right) / 2 for left, right in pairs]
+            self.each *= 2
 
 
 @dataclass(slots=True)
@@ -40,7 +64,7 @@ class RunState:
     unit: str = "tokens"
     waiting: Sequence[str] = ()
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=40))  # targets, seconds of a step
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=240))
+    course: Course = field(default_factory=lambda: Course())
     moved: float = field(default_factory=lambda: time.monotonic())
 
     def take(self, reports: Iterable[StepReport]) -> None:
@@ -49,7 +73,7 @@ class RunState:
             self.step, self.loss, self.lr = report.step, report.loss, report.lr
             self.gradient_norm = report.gradient_norm
             self.recent.append((report.count, report.seconds))
-            self.losses.append(report.loss)
+            self.course.add(report.loss)
             self.moved = time.monotonic()
 
     @property
@@ -72,7 +96,7 @@ class RunState:
 
     def numbers(self) -> str:
         """Loss, rate and the rest in one line."""
-        parts = [f"loss {units.loss(self.loss)}"] if self.losses else []
+        parts = [f"loss {units.loss(self.loss)}"] if self.recent else []
         if self.rate:
             parts.append(f"{units.compact(self.rate)} {self.unit}/s")
         if math.isfinite(self.gradient_norm):
@@ -164,7 +188,7 @@ class PlainView:
 
     def end(self, state: RunState, verdict: str) -> None:
         """The last state."""
-        if state.losses:
+        if state.recent:
             self._line(state)
         self._terminal.line(f"{state.name}  {verdict} at step {state.step}/{state.target}")
 
@@ -265,8 +289,8 @@ class LiveView:
         state = self._state
         if state is None:
             return Text("")
-        bar = ProgressBar(total=max(1, state.target), completed=state.step, pulse=not state.losses)
-        eta = f"ETA {units.duration(max(1.0, state.eta_s))}" if state.losses else state.state or "starting"
+        bar = ProgressBar(total=max(1, state.target), completed=state.step, pulse=not state.recent)
+        eta = f"ETA {units.duration(max(1.0, state.eta_s))}" if state.recent else state.state or "starting"
         eta = "" if state.step >= state.target else eta
         row = Table.grid(padding=(0, 1), expand=True)
         row.add_column(no_wrap=True)
@@ -276,8 +300,8 @@ class LiveView:
             Text(literal(state.name), style="bold"), bar, Text(f"{state.step}/{state.target}  {eta}", style="cyan")
         )
         lines: list[Text] = []
-        if state.losses:
-            lines.append(Text.assemble((sparkline(state.losses, 32), "green"), "  ", state.numbers()))
+        if state.recent:
+            lines.append(Text.assemble((sparkline(state.course.means, 32), "green"), "  ", state.numbers()))
         stall = state.stall()
         if stall:
             lines.append(Text(literal(stall), style="yellow"))
@@ -292,7 +316,7 @@ def note_lines(kind: str, text: str) -> list[str]:
     return [f"{kind}: {first}" if kind in ("warning", "error") else first, *(f"  {line}" for line in rest)]
 
 
-def sparkline(values: Sequence[float] | deque[float], width: int) -> str:
+def sparkline(values: Sequence[float], width: int) -> str:
     """The course of `values` in at most `width` block characters, oldest first."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:

@@ -37,7 +37,7 @@ class Wish:
 
 
 def start_session(client: Client, wish: Wish, terminal: Terminal) -> messages.SessionInfo:
-    """Pack, upload, register and start. Each phase says what it does; Ctrl-C in any of them leaves no session behind.
+    """Pack, upload, register and start. Each phase says what it does.
 
     Raises `DCNRError`.
     """

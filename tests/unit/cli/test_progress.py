@@ -9,7 +9,7 @@ import math
 import pytest
 
 from cli import progress
-from cli.progress import JsonView, PlainView, RunState, sparkline, view
+from cli.progress import Course, JsonView, PlainView, RunState, sparkline, view
 from cli.terminal import Terminal
 from wire.messages import StepReport
 
@@ -90,6 +90,16 @@ def test_json_lines_are_objects_with_stable_keys() -> None:
     assert events[2]["loss"] is None
     assert all({"session", "step", "steps"} <= event.keys() for event in events)
     assert "\x1b" not in out.getvalue()
+
+
+def test_the_course_of_a_long_run_stays_bounded() -> None:
+    course = Course()
+    for number in range(100_000):
+        course.add(float(number))
+        course.add(math.nan)
+    assert len(course.means) < Course.LIMIT
+    assert course.means == sorted(course.means)
+    assert course.means[0] == pytest.approx((course.each - 1) / 2)
 
 
 def test_sparkline() -> None:

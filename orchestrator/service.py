@@ -268,8 +268,7 @@ class Service:
             case RunHeld():
                 driver.feed(events.Held(message.pnode, message.epoch, message.step))
             case RunFailed():
-                text = f"step {message.step}: {message.text}"
-                driver.feed(events.RunBroke(message.pnode, message.epoch, message.vnode, text, message.hint))
+                driver.feed(events.RunBroke(message.pnode, message.epoch, message.vnode, message.text, message.hint))
             case PartsSaved():
                 try:
                     parts = msgspec.msgpack.decode(frames[0], type=list[Part]) if frames else []

@@ -82,8 +82,8 @@ def brute_force(work: Work, machines: list[Machine], exactly: int) -> tuple[floa
     return fastest, min(found[1] for found in all_found if found[0] <= fastest * (1 + 1e-9))
 
 
-@pytest.mark.parametrize("block", range(10))
-def test_equals_brute_force_on_200_random_cases(block: int) -> None:
+@pytest.mark.parametrize("block", range(12))
+def test_equals_brute_force_on_240_random_cases(block: int) -> None:
     for seed in range(block * 20, block * 20 + 20):
         source = random.Random(seed)
         count = source.randint(1, 5)

@@ -1,26 +1,58 @@
-"""Entry point of `dcnr`. Nothing but the standard library is imported before signals are dealt with."""
+"""Entry point of `dcnr`. Nothing but the standard library is imported before signals are dealt with.
+
+From the first line to the last a signal ends the process with the command's own exit code: before there is anything to
+clean up at once, and again once the command is over, for the interpreter's own end would die of the signal.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from collections.abc import Callable
+from typing import NoReturn
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run the command; the process exits with its code."""
-    signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))  # there is nothing to clean up yet
+    _answer_with(130)  # there is nothing to clean up yet
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us; the number must not go to a socket
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     from cli import running
-    from cli.terminal import printable_streams
+    from cli.terminal import close_quietly, printable_streams
     from cli.tree import app
 
     printable_streams()
+    try:
+        code = _run(app, running.on_sigterm)
+        running.flush()
+    except (KeyboardInterrupt, OSError) as problem:
+        code = running.report(problem) or 0
+    _answer_with(code)
+    try:
+        running.flush()
+    except OSError:
+        close_quietly()
+    os._exit(code)
+
+
+def _run(app: Callable[[], object], on_sigterm: Callable[[], None]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    running.on_sigterm()
+    on_sigterm()
     try:
         app()
-    except (KeyboardInterrupt, BrokenPipeError) as problem:
-        sys.exit(running.report(problem))
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
+    return 0
+
+
+def _answer_with(code: int) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: os._exit(code))
 
 
 if __name__ == "__main__":

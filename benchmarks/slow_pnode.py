@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.local_cluster import LocalCluster
-from networks import load
+from networks.load import load
 
 PERIOD_S = 0.1
 

@@ -1,4 +1,4 @@
-"""The quiet numbers: idle CPU of a PNode, lag of its event loop while computing, memory over 2,000 steps, `dcnr --help`.
+"""The quiet numbers: idle CPU of a PNode, lag of its event loop while computing, memory, `dcnr --help`.
 
 python -m benchmarks.steady [--steps 2000]
 """

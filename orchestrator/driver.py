@@ -15,8 +15,9 @@ from orchestrator import events
 from orchestrator.commits import BadPartsError, Committer, CutCollector, environment_note, manifest_of
 from orchestrator.eventlog import EventLog
 from orchestrator.events import Command, Event, Log, Record, Send, Tell
+from orchestrator.lifecycle import Stage
 from orchestrator.placement import Plan, hand_placed, plan
-from orchestrator.sessions import Session, Stage
+from orchestrator.sessions import Session
 from orchestrator.truth import SupersededError, sealed_session
 from storage.retention import delete_all, newest_complete
 from storage.store import StoreUnavailableError

@@ -16,9 +16,9 @@ import msgspec
 
 from orchestrator import events, views
 from orchestrator.driver import SessionDriver
+from orchestrator.lifecycle import RESUMABLE
 from orchestrator.placement import plan
 from orchestrator.records import NetworkRecord, SessionRecord
-from orchestrator.sessions import RESUMABLE
 from orchestrator.sweep import sweep
 from storage.keys import DIGEST, check_id, network_prefix
 from storage.retention import delete_all

@@ -22,21 +22,22 @@ from orchestrator.catalog import Catalog
 from orchestrator.driver import SessionDriver
 from orchestrator.eventlog import EventLog
 from orchestrator.handlers import Handlers
+from orchestrator.lifecycle import ACTIVE, Stage
+from orchestrator.members import Members
 from orchestrator.membership import Membership
 from orchestrator.records import NetworkRecord, SessionRecord
 from orchestrator.registry import Registry
-from orchestrator.sessions import ACTIVE, Session, Stage
+from orchestrator.sessions import Session
 from orchestrator.truth import SupersededError, Truth
 from orchestrator.work import Machine
 from storage.store import Store, StoreError, StoreUnavailableError
 from wire.bus import Bus, Frame
-from wire.errors import DCNRError, UnreachableError
+from wire.errors import DCNRError
 from wire.ids import new_request_id
 from wire.messages import (
     Goodbye,
     Heartbeat,
     HeartbeatAck,
-    InspectRun,
     Message,
     Ok,
     Part,
@@ -45,17 +46,13 @@ from wire.messages import (
     Progress,
     Refused,
     Register,
-    Registered,
-    Release,
     RunFailed,
     RunHeld,
 )
-from wire.requests import RefusedError
 
 TICK_S = 0.25
 FLUSH_S = 1.0
 WATCH_TERM_S = 30.0
-STRAY_S = 5.0
 STOP_S = 5.0
 
 
@@ -87,9 +84,8 @@ class Service:
         self._home = home
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = asyncio.Event()
-        self._granting = asyncio.Lock()
-        self._released: dict[tuple[str, str, int], float] = {}
         self._error: DCNRError | None = None
+        self.members = Members(self)
         self._handlers = Handlers(self)
 
     # ------------------------------------------------------------ small things for everybody
@@ -205,7 +201,7 @@ class Service:
             await asyncio.sleep(TICK_S)
             now = self.now()
             if now >= self.membership.next_deadline():
-                self._members(self.membership.tick(now, self.wall()))
+                self.members.carry(self.membership.tick(now, self.wall()))
             for driver in list(self.sessions.values()):
                 if now >= driver.session.next_deadline():
                     driver.feed(events.Ticked())
@@ -239,17 +235,17 @@ class Service:
         now = self.now()
         match message:
             case Register():
-                self._members(self.membership.register(message, sender, now, self.wall()))
+                self.members.carry(self.membership.register(message, sender, now, self.wall()))
             case Heartbeat():
                 known, commands = self.membership.beat(message, sender, now)
-                self._members(commands)
-                self._answer(sender, HeartbeatAck(message.incarnation, self.term, known))
+                self.members.carry(commands)
+                self.send(sender, HeartbeatAck(message.incarnation, self.term, known))
                 if known:
-                    self._release_strays(message)
+                    self.members.release_strays(message)
             case Goodbye():
-                self._members(self.membership.left(message, sender, now, self.wall()))
+                self.members.carry(self.membership.left(message, sender, now, self.wall()))
             case Progress() | PartsSaved() | RunHeld() | RunFailed():
-                self._members(self.membership.heard(sender, now))
+                self.members.carry(self.membership.heard(sender, now))
                 self._report(sender, message, frames)
             case _:
                 self._handlers.take(sender, message, frames)
@@ -278,9 +274,9 @@ class Service:
                 driver.parts_saved(message, parts)
 
     def _on_loss(self, peer: PeerRef, reason: str) -> None:
-        self._members(self.membership.lost_peer(peer, reason, self.now(), self.wall()))
+        self.members.carry(self.membership.lost_peer(peer, reason, self.now(), self.wall()))
 
-    def _answer(self, to: PeerRef, message: Message, frames: Sequence[bytes] = ()) -> None:
+    def send(self, to: PeerRef, message: Message, frames: Sequence[bytes] = ()) -> None:
         """Send; a peer that went away meanwhile is no error."""
         try:
             self.bus.send(to, message, frames)
@@ -289,86 +285,13 @@ class Service:
 
     def answer_ok(self, to: PeerRef, request_id: str, body: object = None) -> None:
         """Answer a client's request."""
-        self._answer(to, Ok(request_id), [msgspec.msgpack.encode(body)] if body is not None else [])
+        self.send(to, Ok(request_id), [msgspec.msgpack.encode(body)] if body is not None else [])
 
     def answer_refused(self, to: PeerRef, request_id: str, code: str, text: str, hint: str = "") -> None:
         """Refuse a client's request."""
-        self._answer(to, Refused(request_id, code, text[:4000], hint[:1000]))
+        self.send(to, Refused(request_id, code, text[:4000], hint[:1000]))
 
-    # ------------------------------------------------------------ membership
-
-    def _members(self, commands: Sequence[membership.Command]) -> None:
-        for command in commands:
-            match command:
-                case membership.Grant():
-                    self.spawn(self._grant(command), f"registration of {command.pnode}")
-                case membership.Refuse():
-                    self.logger.warning("refused", peer=command.peer.id, text=command.text)
-                    self.answer_refused(command.peer, command.request_id, command.code, command.text, command.hint)
-                case membership.Probe():
-                    self.spawn(self._probe(command), f"probe of {command.pnode}")
-                case membership.Joined():
-                    self.logger.info("joined", pnode=command.pnode, incarnation=command.incarnation)
-                case membership.Lost():
-                    self.logger.warning("lost", pnode=command.pnode, reason=command.reason)
-                    self._index_pnode(command.pnode)
-                    self.bus.forget(command.peer)
-                    for driver in list(self.sessions.values()):
-                        driver.feed(events.MemberLost(command.pnode, command.incarnation, command.reason))
-                case membership.Note():
-                    self.logger.warning(command.text)
-
-    async def _grant(self, command: membership.Grant) -> None:
-        if command.fresh:
-            async with self._granting:
-                try:
-                    await self.truth.put_incarnations(self.membership.granted)
-                except SupersededError as error:
-                    self.superseded(error)
-                    return
-                except DCNRError as error:
-                    self.answer_refused(command.peer, command.request_id, "store", error.message, error.hint)
-                    return
-            self._index_pnode(command.pnode)
-        answer = Registered(
-            command.request_id, command.incarnation, self.term, self.membership.lease_s,
-            min(membership.REPORT_EVERY_S, self.membership.lease_s / 5), self.store.url, self.truth.term.cluster,
-        )  # fmt: skip
-        self._answer(command.peer, answer)
-
-    def _index_pnode(self, pnode: str) -> None:
-        member = self.membership.find(pnode)
-        if member is not None:
-            self.registry.put_pnode(pnode, member.incarnation, member.peer, member.state.value, self.wall())
-
-    async def _probe(self, command: membership.Probe) -> None:
-        """Any answer counts; a PNode refuses to inspect a session that does not exist."""
-        question = InspectRun(self.new_id(), "probe", 0)
-        try:
-            await self.bus.ask(command.peer, question, timeout_s=membership.PROBE_S)
-        except RefusedError:
-            pass
-        except UnreachableError:
-            self._members(self.membership.silent(command.pnode, command.peer, self.now(), self.wall()))
-            return
-        self._members(self.membership.answered(command.pnode, command.peer, self.now(), self.wall()))
-
-    def _release_strays(self, message: Heartbeat) -> None:
-        """A PNode that still holds a deployment which is over is told so; here a take-over would begin instead."""
-        for beat in message.sessions:
-            driver = self.sessions.get(beat.session)
-            if (
-                driver is not None
-                and driver.session.stage is not Stage.DOWN
-                and beat.epoch >= driver.session.record.epoch
-            ):
-                continue
-            key = (message.pnode, beat.session, beat.epoch)
-            if self._released.get(key, -STRAY_S) < self.now() - STRAY_S:
-                if len(self._released) > 10_000:
-                    self._released.clear()
-                self._released[key] = self.now()
-                self.tell(message.pnode, Release(self.new_id(), beat.session, beat.epoch, self.term), limit_s=STRAY_S)
+    # ------------------------------------------------------------ what sessions ask for
 
     def tell(self, pnode: str, message: Message, *, limit_s: float) -> None:
         """Send to a living PNode; with a limit, ask again until it answers or the time is over."""
@@ -379,15 +302,13 @@ class Service:
             own = msgspec.structs.replace(message, request_id=self.new_id())
             self.spawn(self._insist(member.peer, own, limit_s), f"{type(message).__name__} to {pnode}")
         else:
-            self._answer(member.peer, message)
+            self.send(member.peer, message)
 
     async def _insist(self, peer: PeerRef, message: Message, limit_s: float) -> None:
         try:
             await self.bus.ask(peer, message, timeout_s=limit_s)
         except DCNRError as error:
             self.logger.info("not answered", to=peer.id, kind=type(message).__name__, error=str(error))
-
-    # ------------------------------------------------------------ what sessions ask for
 
     def machines(self, but: str = "") -> tuple[list[Machine], dict[str, int]]:
         """Living PNodes as placement sees them: less the memory and speed that other sessions use; cores by host."""

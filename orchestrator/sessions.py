@@ -1,20 +1,8 @@
-"""The life of one session. Pure: `handle(event, now)` gives commands; time is passed in.
+"""The life of one session. Pure: `handle(event, now)` gives commands; time is passed in. Its states: `lifecycle`.
 
-States (`TRANSITIONS` says which may follow which):
-
-    created    known, nothing was run yet
-    starting   being placed, prepared on all PNodes, and started
-    running    steps are being made
-    pausing    a hold was asked for; the step under way ends, is saved and committed
-    paused     holds at a committed step (or never made one); goes on with `resume`
-    stopping   as pausing, then released
-    stopped    released; goes on with `resume`
-    finished   all steps are made and the last one is committed; may stay deployed for inference
-    failed     can't go on as it is; `error` says why; goes on with `resume` from the last committed step
-
-Beside the state there is the deployment (`Stage`): down, placing, raising (the new epoch is being made durable),
-preparing, up. A session is deployed in two phases, Prepare on all PNodes and then StartRun on all, so that no hop meets
-an unknown epoch. The epoch grows with each deployment; what is said about another epoch is ignored.
+A session is deployed in two phases, Prepare on all PNodes and then StartRun on all, so that no hop meets an unknown
+epoch. The epoch grows with each deployment and is durable before anybody hears of it; what is said about another epoch
+is ignored. A run has come to rest when all PNodes hold after the same step and that step is committed.
 
 Every wait is in `waits` with its deadline; `waiting(now)` says who is awaited since when. A deadline that passes ends
 the session's attempt with a cause that names them.
@@ -23,93 +11,28 @@ the session's attempt with a cause that names them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Callable
 from typing import assert_never
 
 from orchestrator import events
 from orchestrator.events import Command, Event, Log, Record, Send, Tell, Wait
+from orchestrator.lifecycle import (
+    ACTIVE,
+    COMMIT_S,
+    HOLD_S,
+    PREPARE_S,
+    RESUMABLE,
+    STALL_S,
+    START_S,
+    TRANSITIONS,
+    ActionRefusedError,
+    Deployment,
+    SessionBug,
+    Stage,
+    State,
+)
 from orchestrator.records import SessionRecord
 from wire import messages
-from wire.errors import DCNRError
-
-PREPARE_S = 180.0
-START_S = 30.0
-HOLD_S = 60.0
-COMMIT_S = 300.0
-STALL_S = 900.0
-"""Without a step for so long a run has failed; PNodes give up a wait of their own much earlier."""
-
-
-class State(Enum):
-    """See the module's docstring."""
-
-    CREATED = "created"
-    STARTING = "starting"
-    RUNNING = "running"
-    PAUSING = "pausing"
-    PAUSED = "paused"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-    FINISHED = "finished"
-    FAILED = "failed"
-
-
-TRANSITIONS: dict[State, frozenset[State]] = {
-    State.CREATED: frozenset({State.STARTING, State.STOPPED}),
-    State.STARTING: frozenset({State.RUNNING, State.STOPPED, State.FAILED}),
-    State.RUNNING: frozenset({State.PAUSING, State.PAUSED, State.STOPPING, State.FINISHED, State.FAILED}),
-    State.PAUSING: frozenset({State.PAUSED, State.STOPPING, State.FINISHED, State.FAILED}),
-    State.PAUSED: frozenset({State.STARTING, State.STOPPED}),
-    State.STOPPING: frozenset({State.STOPPED, State.FINISHED, State.FAILED}),
-    State.STOPPED: frozenset({State.STARTING}),
-    State.FINISHED: frozenset(),
-    State.FAILED: frozenset({State.STARTING, State.STOPPED}),
-}
-
-ACTIVE = frozenset({State.STARTING, State.RUNNING, State.PAUSING, State.STOPPING})
-"""A run is under way: it can't be undeployed or removed."""
-
-RESUMABLE = frozenset({State.CREATED, State.PAUSED, State.STOPPED, State.FAILED})
-
-
-class Stage(Enum):
-    """How far a deployment is."""
-
-    DOWN = "down"
-    PLACING = "placing"
-    RAISING = "raising"
-    PREPARING = "preparing"
-    UP = "up"
-
-
-class ActionRefusedError(DCNRError):
-    """An action that the session's state does not allow."""
-
-    code = "state"
-
-
-class SessionBug(AssertionError):
-    """A transition that the table forbids; the text ends with the session's story."""
-
-
-@dataclass(slots=True)
-class Deployment:
-    """Where an epoch of the session runs."""
-
-    epoch: int
-    placement: dict[str, str]
-    incarnations: dict[str, int]
-    loss_pnode: str
-    start_step: int
-    held: dict[str, int] = field(default_factory=dict)
-    """The step after which each PNode holds; emptied when a run starts."""
-
-    @property
-    def pnodes(self) -> list[str]:
-        """Its PNodes, by first VNode."""
-        return list(dict.fromkeys(self.placement.values()))
 
 
 class Session:
@@ -555,8 +478,3 @@ class Session:
             self.waits = {key: wait for key, wait in self.waits.items() if key.startswith("commit ")}
         out.append(Log("state", f"{state.value}" + (f": {text}" if text else ""), self.record.step))
         out.append(Record())
-
-
-def restored(records: Mapping[str, SessionRecord], *, term: int, new_id: Callable[[], str]) -> dict[str, Session]:
-    """Sessions as they are after the orchestrator started again."""
-    return {name: Session(record, term=term, new_id=new_id, restored=True) for name, record in records.items()}

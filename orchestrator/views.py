@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from orchestrator import membership
+from orchestrator.lifecycle import ACTIVE
 from orchestrator.placement import Plan
-from orchestrator.sessions import ACTIVE
 from wire import messages
 
 if TYPE_CHECKING:

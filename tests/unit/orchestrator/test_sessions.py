@@ -11,19 +11,19 @@ import pytest
 
 from orchestrator import events
 from orchestrator.events import Command, Event, Log, Record, Send, Tell
-from orchestrator.records import SessionRecord
-from orchestrator.sessions import (
+from orchestrator.lifecycle import (
     ACTIVE,
     COMMIT_S,
     PREPARE_S,
     START_S,
     TRANSITIONS,
     ActionRefusedError,
-    Session,
     SessionBug,
     Stage,
     State,
 )
+from orchestrator.records import SessionRecord
+from orchestrator.sessions import Session
 from wire.messages import Committed, HoldRun, Release, StartRun, StepReport
 
 

@@ -1,4 +1,4 @@
-"""Entry point of `dcnr`. Nothing but the standard library is imported before signals are dealt with.
+"""Entry point of `dcnr`. Nothing but the standard library's smallest is imported before signals are dealt with.
 
 From the first line to the last a signal ends the process with the command's own exit code: before there is anything to
 clean up at once, and again once the command is over, for the interpreter's own end would die of the signal.
@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import NoReturn
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Run the command; the process exits with its code."""
     _answer_with(130)  # there is nothing to clean up yet
     for name in ("stdout", "stderr"):
@@ -24,8 +22,14 @@ def main() -> NoReturn:
     from cli.tree import app
 
     printable_streams()
+    code = 0
     try:
-        code = _run(app, running.on_sigterm)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        running.on_sigterm()
+        try:
+            app()
+        except SystemExit as end:
+            code = _code_of(end)
         running.flush()
     except (KeyboardInterrupt, OSError) as problem:
         code = running.report(problem) or 0
@@ -37,17 +41,11 @@ def main() -> NoReturn:
     os._exit(code)
 
 
-def _run(app: Callable[[], object], on_sigterm: Callable[[], None]) -> int:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    on_sigterm()
-    try:
-        app()
-    except SystemExit as end:
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-            return 1
-        return end.code or 0
-    return 0
+def _code_of(end: SystemExit) -> int:
+    if isinstance(end.code, str):
+        print(end.code, file=sys.stderr)
+        return 1
+    return end.code or 0
 
 
 def _answer_with(code: int) -> None:

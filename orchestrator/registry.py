@@ -8,9 +8,11 @@ index loses history, never state. All calls are short and made in the event loop
 from __future__ import annotations
 
 import contextlib
+import functools
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Concatenate, ParamSpec
 
 import msgspec
 
@@ -34,6 +36,23 @@ CREATE TABLE events (session TEXT NOT NULL, seq INTEGER NOT NULL, body BLOB NOT 
 """
 
 
+P = ParamSpec("P")
+
+
+def _index_only(write: Callable[Concatenate[Registry, P], None]) -> Callable[Concatenate[Registry, P], None]:
+    """A write that fails (disk full, say) costs part of the index, never the service: it is counted and told."""
+
+    @functools.wraps(write)
+    def tried(self: Registry, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            write(self, *args, **kwargs)
+        except sqlite3.Error as error:
+            self.failed += 1
+            self.problem = f"{write.__name__}: {error}"
+
+    return tried
+
+
 class Registry:
     """The index in one file; see the module's docstring. `fresh`: it has to be rebuilt from the store."""
 
@@ -42,6 +61,8 @@ class Registry:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.fresh = False
         self.damaged = ""
+        self.failed = 0
+        self.problem = ""
         try:
             self._db = self._open()
             known = self._meta()
@@ -53,17 +74,22 @@ class Registry:
 
     def close(self) -> None:
         """Write what is open and close the file. Idempotent."""
-        with contextlib.suppress(sqlite3.ProgrammingError):
+        with contextlib.suppress(sqlite3.Error):
             self._db.commit()
             self._db.close()
 
     def commit(self) -> None:
         """Make all changes since the last call durable."""
-        if self._db.in_transaction:
-            self._db.commit()
+        try:
+            if self._db.in_transaction:
+                self._db.commit()
+        except sqlite3.Error as error:
+            self.failed += 1
+            self.problem = f"commit: {error}"
 
     # ------------------------------------------------------------ networks
 
+    @_index_only
     def put_network(self, record: NetworkRecord, vnodes: Iterable[tuple[str, str, int]] = ()) -> None:
         """Enter a network; `vnodes`: (VNode, type, parameters) in topological order."""
         body = msgspec.json.encode(record)
@@ -84,6 +110,7 @@ class Registry:
         query = "SELECT vnode, type, parameters FROM vnodes WHERE network = ? ORDER BY place"
         return [(str(row[0]), str(row[1]), int(row[2])) for row in self._db.execute(query, (network,))]
 
+    @_index_only
     def drop_network(self, network: str) -> None:
         """Forget a network."""
         self._db.execute("DELETE FROM networks WHERE network = ?", (network,))
@@ -92,6 +119,7 @@ class Registry:
 
     # ------------------------------------------------------------ sessions
 
+    @_index_only
     def put_session(self, record: SessionRecord) -> None:
         """Enter a session as it is now."""
         row = (record.session, record.network, record.state, msgspec.json.encode(record))
@@ -103,6 +131,7 @@ class Registry:
         rows = self._db.execute("SELECT body FROM sessions ORDER BY session")
         return [msgspec.json.decode(row[0], type=SessionRecord) for row in rows]
 
+    @_index_only
     def put_placement(self, session: str, epoch: int, placement: Mapping[str, str]) -> None:
         """Enter where an epoch's VNodes are; earlier epochs are forgotten."""
         self._db.execute("DELETE FROM placements WHERE session = ?", (session,))
@@ -115,6 +144,7 @@ class Registry:
         query = "SELECT vnode, pnode FROM placements WHERE session = ?"
         return {str(row[0]): str(row[1]) for row in self._db.execute(query, (session,))}
 
+    @_index_only
     def drop_session(self, session: str) -> None:
         """Forget a session, its placement and its events."""
         for table in ("sessions", "placements", "events"):
@@ -123,6 +153,7 @@ class Registry:
 
     # ------------------------------------------------------------ PNodes and events
 
+    @_index_only
     def put_pnode(self, pnode: str, incarnation: int, peer: PeerRef, state: str, seen: float) -> None:
         """Enter a PNode. `seen`: wall clock."""
         row = (pnode, incarnation, " ".join(peer.addresses), state, seen)
@@ -132,6 +163,7 @@ class Registry:
         """The incarnations entered, by PNode."""
         return {str(row[0]): int(row[1]) for row in self._db.execute("SELECT pnode, incarnation FROM pnodes")}
 
+    @_index_only
     def put_events(self, session: str, events: Sequence[SessionEvent], *, rewrite: bool) -> None:
         """Add events to a session's log, or with `rewrite` replace the whole log. `commit` makes it durable."""
         if rewrite:

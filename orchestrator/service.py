@@ -204,7 +204,10 @@ class Service:
                 self.members.carry(self.membership.tick(now, self.wall()))
             for driver in list(self.sessions.values()):
                 if now >= driver.session.next_deadline():
-                    driver.feed(events.Ticked())
+                    try:
+                        driver.feed(events.Ticked())
+                    except Exception as error:
+                        self.logger.exception("session failed to tick", session=driver.session.id, error=str(error))
 
     async def _flush(self) -> None:
         """Write events to the registry, many at a time."""
@@ -218,6 +221,9 @@ class Service:
             if rewrite or fresh:
                 self.registry.put_events(name, fresh, rewrite=rewrite)
         self.registry.commit()
+        if self.registry.problem:
+            self.logger.warning("registry not written", problem=self.registry.problem, failed=self.registry.failed)
+            self.registry.problem = ""
 
     async def _watch_term(self) -> None:
         while True:

@@ -72,6 +72,17 @@ def test_a_file_of_another_cluster_is_not_used(tmp_path: Path) -> None:
     other.close()
 
 
+def test_an_index_that_can_not_be_written_is_told_and_costs_nothing_else(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "registry.sqlite", "c1")
+    registry._db.execute("PRAGMA query_only = 1")
+    registry.put_session(make_record())
+    registry.put_events("gpt-1", [event(1)], rewrite=False)
+    assert registry.failed == 2
+    assert "put_events" in registry.problem
+    assert registry.sessions() == []
+    registry.close()
+
+
 async def test_rebuilding_from_the_store(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
     truth = Truth(store)

@@ -134,7 +134,7 @@ class Driver(ABC):
             size = sum(map(len, frames))
             self._memory.finish(to, message, frames, size)
         self._links.send(to, message, frames, lane, self._now(), self._out)
-        self._settle()
+        self._settle(later=True)
 
     async def ask(
         self, to: PeerRef, message: Message, frames: Sequence[Buffer] = (), *, timeout_s: float
@@ -191,7 +191,7 @@ class Driver(ABC):
     def forget(self, to: PeerRef) -> None:
         """Drop the link to this peer and what is queued for it."""
         self._links.forget(to, self._out)
-        self._settle()
+        self._settle(later=True)
 
     def counters(self) -> dict[str, Any]:
         """Counts of messages, resends and refusals, and what is queued per peer, as a plain dict."""
@@ -204,6 +204,12 @@ class Driver(ABC):
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop
+
+    def _abandon(self) -> None:
+        """Nobody will answer any more."""
+        for question in self._questions.values():
+            question.error = UnreachableError(f"{_named(question.to)} was not waited for: this bus was closed")
+            question.stirred.set()
 
     def _usable(self) -> None:
         if self._closed:
@@ -228,9 +234,9 @@ class Driver(ABC):
         self._links.on_tick(self._now(), self._out)
         self._settle()
 
-    def _settle(self) -> None:
+    def _settle(self, *, later: bool = False) -> None:
         if self._out:
-            self._perform()
+            self._perform(later=later)
         soonest = self._links.soonest
         if soonest is None or self._closed:
             return
@@ -242,7 +248,8 @@ class Driver(ABC):
         delay_s = max(soonest - self._now(), TICK_S)
         self._timer = self._call_later(delay_s, self._tick)
 
-    def _perform(self) -> None:
+    def _perform(self, *, later: bool = False) -> None:
+        """Carry out what the endpoint asks for. `later`: handlers run after the caller has gone on."""
         commands = self._out.copy()
         self._out.clear()
         for command in commands:
@@ -252,8 +259,7 @@ class Driver(ABC):
                 self._upcalls.append(command)
         if self._in_upcall or not self._upcalls:
             return
-        local = any(type(up) is Deliver and up.sender == self.me for up in self._upcalls)
-        if local:
+        if later:
             self._call_soon(self._run_upcalls)
         else:
             self._run_upcalls()

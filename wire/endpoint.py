@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -511,17 +512,13 @@ class Endpoint:
         }
 
 
+_ADDRESS = re.compile(r"tcp://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9]+)?\]):([0-9]{1,5})")
+
+
 def check_address(address: str) -> None:
     """Raises `MisuseError` unless it is a TCP address that can be dialled, such as tcp://10.0.0.5:7700."""
-    host, colon, port = address.removeprefix("tcp://").rpartition(":")
-    if (
-        not address.startswith("tcp://")
-        or not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536)
-        or len(address) > ADDRESS_CHARS
-        or not address.isascii()
-        or not address.isprintable()
-        or any(letter in address for letter in " ;,")
-    ):
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match[1]) < 65536 or len(address) > ADDRESS_CHARS:
         raise MisuseError(f"{address[:80]!r} is not an address", hint="write tcp://HOST:PORT")
 
 

@@ -103,8 +103,8 @@ RECEIVE_HWM = 512
 DRAIN_MESSAGES = 64
 """Messages taken from a socket before other work of the event loop gets its turn."""
 
-DRAIN_BYTES = 8 * MIB
-"""The same in bytes: some milliseconds of digests and copies."""
+DRAIN_BYTES = 2 * MIB
+"""The same in bytes: below a millisecond of digests and copies."""
 
 LINGER_MS = 500
 """How long closing may take to flush; the default is for ever."""
@@ -117,8 +117,8 @@ ZMTP_HEARTBEAT_MS, ZMTP_TIMEOUT_MS = 3000, 9000
 SOCKETS = 16384
 """ZMQ_MAX_SOCKETS: three per peer; the default of 1,023 ends at 340 peers."""
 
-NO_COPY_SEND_BYTES = 64 * KIB
-"""Frames from here on are sent from the caller's memory."""
+NO_COPY_SEND_BYTES = 128 * KIB
+"""Frames from here on are sent from the caller's memory; handing a smaller one over costs more than to copy it."""
 
 LOOPBACK_SEND_BUFFER_BYTES = 256 * KIB
 """Within one machine a small kernel buffer stays in the cache: 1 MiB hops take a third less time, floods run at twice

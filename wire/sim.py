@@ -251,6 +251,7 @@ class SimBus(Driver):
     def die(self) -> None:
         """Do nothing any more."""
         self._closed = True
+        self._abandon()
         if self._timer is not None:
             self._timer.cancel()
 

@@ -20,7 +20,7 @@ import zmq
 from wire.commands import Command, Route, Transmit
 from wire.driver import Driver
 from wire.endpoint import Endpoint, Source, check_address
-from wire.errors import DCNRError, MisuseError
+from wire.errors import DCNRError
 from wire.ids import Boot
 from wire.limits import DRAIN_BYTES, DRAIN_MESSAGES, LIMITS, LINGER_MS, Limits
 from wire.messages import CONTROL, LANES, PeerRef
@@ -138,6 +138,7 @@ class ZmqBus(Driver):
                 await self._flush()
         finally:
             self._closed = True
+            self._abandon()
             self._end()
 
     async def _flush(self) -> None:
@@ -188,33 +189,38 @@ class ZmqBus(Driver):
     def _dial(self, packet: Transmit) -> None:
         dealer = self._dealers.get((packet.route.address, packet.lane))
         if dealer is None:
-            dealer = self._open_dealer(packet.route.address, packet.lane)
-            if self._router is None:  # what receives on its own connections needs one for each lane
-                for lane in LANES:
-                    if (packet.route.address, lane) not in self._dealers:
-                        self._open_dealer(packet.route.address, lane)
+            try:
+                dealer = self._open_dealers(packet.route.address, packet.lane)
+            except zmq.ZMQError:  # an address that makes no sense to libzmq, or no descriptors left
+                self._unroutable += 1
+                return
         if not dealer.outlet.put(packet) and not dealer.watched:
             self._watch(dealer)
         elif self._router is None:
             self._running_loop.call_soon(self._dealer_ready, dealer)
 
-    def _open_dealer(self, address: str, lane: int) -> _Dealer:
+    def _open_dealers(self, address: str, lane: int) -> _Dealer:
+        """Dial for one lane; for all, if that is also how this process receives."""
+        for needed in LANES if self._router is None else (lane,):
+            if (address, needed) not in self._dealers:
+                self._open_dealer(address, needed)
+        return self._dealers[(address, lane)]
+
+    def _open_dealer(self, address: str, lane: int) -> None:
         assert self._context is not None
+        receives = self._router is None
         number = self._dealer_numbers.setdefault(address, len(self._dealer_numbers))
         identity = _identity(self._id, self._boot, lane, f"{number:x}")
-        socket = new_dealer(
-            self._context, identity, lane, receives=self._router is None, loopback=_is_loopback(address)
-        )
+        socket = new_dealer(self._context, identity, lane, receives=receives, loopback=_is_loopback(address))
         try:
             socket.connect(address)
-        except zmq.ZMQError as error:
+        except zmq.ZMQError:
             socket.close(linger=0)
-            raise MisuseError(f"can't dial {address}: {error.strerror}") from error
+            raise
         dealer = _Dealer(socket, lane)
         self._dealers[(address, lane)] = dealer
-        if self._router is None:
+        if receives:
             self._watch(dealer)
-        return dealer
 
     def _watch(self, dealer: _Dealer) -> None:
         dealer.watched = True

@@ -334,6 +334,14 @@ async def test_closing_is_idempotent_and_ends_all_use(client):
             client.bus.send(server.anyone, hop(1))
 
 
+async def test_questions_end_when_the_bus_closes(client):
+    asking = asyncio.create_task(client.bus.ask(PeerRef("", 0, ["tcp://127.0.0.1:9"]), AskCluster("r"), timeout_s=60))
+    await asyncio.sleep(0.05)
+    await client.bus.close()
+    with pytest.raises(UnreachableError, match="bus was closed"):
+        await asking
+
+
 async def test_closing_with_somebody_unreachable_is_bounded(client):
     client.bus.send(PeerRef("", 0, ["tcp://127.0.0.1:9"]), hop(1, [1 << 20]), [bytes(1 << 20)])
     start = time.monotonic()

@@ -12,7 +12,7 @@ import functools
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Concatenate, ParamSpec
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -36,21 +36,21 @@ CREATE TABLE events (session TEXT NOT NULL, seq INTEGER NOT NULL, body BLOB NOT 
 """
 
 
-P = ParamSpec("P")
+Write = TypeVar("Write", bound=Callable[..., None])
 
 
-def _index_only(write: Callable[Concatenate[Registry, P], None]) -> Callable[Concatenate[Registry, P], None]:
+def _index_only(write: Write) -> Write:
     """A write that fails (disk full, say) costs part of the index, never the service: it is counted and told."""
 
     @functools.wraps(write)
-    def tried(self: Registry, *args: P.args, **kwargs: P.kwargs) -> None:
+    def tried(self: Registry, *args: Any, **kwargs: Any) -> None:
         try:
             write(self, *args, **kwargs)
         except sqlite3.Error as error:
             self.failed += 1
             self.problem = f"{write.__name__}: {error}"
 
-    return tried
+    return cast("Write", tried)
 
 
 class Registry:

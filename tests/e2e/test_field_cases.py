@@ -131,3 +131,19 @@ def test_names_that_are_no_ids_are_refused_by_every_command(cluster: Dcnr, name:
     after = sorted(path for path in cluster.home.rglob("*") if "log" not in path.name)
     assert [path for path in after if path not in before and "blobs" not in str(path) and "data" not in str(path)] == []
     assert not os.path.lexists(cluster.home.parent / "other")
+
+
+def test_special_tokens_stay_whole_from_training_to_use(cluster: Dcnr) -> None:
+    """Field case B63: the session's manifest names the tokenizer; another process encodes `<SEP>` as one token."""
+    sets = ["vars.layers=1", "vars.d=32", "vars.heads=2", "vars.ctx=16", "train.data.limit_bytes=200000",
+            "train.data.vocab_size=300", "train.data.special_tokens=['<SEP>']"]  # fmt: skip
+    cluster("train", "gpt-bpe", "--steps", "4", "--name", "sep", *(word for one in sets for word in ("--set", one)))
+    (path,) = (cluster.home / "store").rglob("sessions/sep/manifests/*.json")
+    digest = json.loads(path.read_text())["data"]["tokenizer_digest"]
+    (blob,) = (path for path in (cluster.home / "store" / "blobs").rglob("*") if path.name == digest)
+    assert "<SEP>" in json.loads(blob.read_bytes())["special_tokens"]
+    shape = cluster.json("infer", "sep", "--text", "<SEP>")["outputs"]["logits"]["shape"]
+    assert shape[:2] == [1, 1]
+    shape = cluster.json("infer", "sep", "--text", "<SEP>\n<SEP>")["outputs"]["logits"]["shape"]
+    assert shape[:2] == [1, 3]
+    cluster("rm", "sep", "--yes")

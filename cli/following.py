@@ -73,6 +73,16 @@ async def follow(client: Client, session: SessionInfo, view: View, *, after: int
         view.end(state, verdict)
 
 
+async def newest_event(client: Client, session: str) -> int:
+    """The number of the last event that the session has logged."""
+    after = 0
+    while True:
+        watched = await client.watch(session, after, 0.0)
+        if not watched.events:
+            return after
+        after = watched.events[-1].seq
+
+
 def failure(session: SessionInfo) -> DCNRError | None:
     """What a session in state "failed" ends a command with."""
     if session.state != "failed":

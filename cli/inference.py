@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cli.client import Client
+from cli.following import newest_event
 from wire.errors import DCNRError, RemoteError, UnreachableError
 from wire.ids import new_request_id
 from wire.messages import (
@@ -27,10 +28,13 @@ from wire.messages import (
     InferOutput,
     Message,
     PeerRef,
+    SessionInfo,
     TensorMeta,
 )
 
 Array = NDArray[Any]
+
+DEPLOY_TIMEOUT_S = 180.0
 
 _DTYPES = {
     "float64": "<f8", "float32": "<f4", "float16": "<f2", "int64": "<i8", "int32": "<i4",
@@ -206,5 +210,30 @@ async def deployed(client: Client, name: str) -> DeploymentInfo:
                 f"{found.session} is {found.state} and has saved nothing yet", hint=f"dcnr train {found.network}"
             )
         with client.terminal.waiting(f"deploying {found.session} from step {found.committed}"):
-            await client.act(found.session, "deploy")
+            after = await newest_event(client, found.session)
+            await until_deployed(client, await client.act(found.session, "deploy"), after)
     return await client.deployment(found.session)
+
+
+async def until_deployed(client: Client, info: SessionInfo, after: int, timeout_s: float = DEPLOY_TIMEOUT_S) -> None:
+    """Wait until the session's VNodes are ready. `after`: its last event before it was asked to deploy.
+
+    Raises: `DCNRError` with the reason why it can't be, `UnreachableError` naming who is awaited.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while not info.deployed:
+        left = deadline - loop.time()
+        if left <= 0:
+            whom = "; ".join(info.waiting) or "its PNodes"
+            raise UnreachableError(
+                f"{info.session} is not deployed after {timeout_s:.0f} s, waiting for {whom}", hint="dcnr status"
+            )
+        watched = await client.watch(info.session, after, min(0.5, left))
+        info = watched.session
+        for event in watched.events:
+            after = event.seq
+            if event.kind == "error":
+                raise DCNRError(
+                    f"{info.session}: {event.text}", hint=f"dcnr resume {info.session} --pnodes N, or dcnr status"
+                )

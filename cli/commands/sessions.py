@@ -103,6 +103,7 @@ def resume(
     """Go on with a paused, stopped or failed run, from its last checkpoint, and watch it."""
     from cli.client import Client
     from cli.commands.train import watch_to_the_end
+    from cli.following import newest_event
     from cli.running import run
     from cli.terminal import Terminal
 
@@ -140,22 +141,13 @@ def stop(
     )
 
 
-async def newest_event(client: Client, session: str) -> int:
-    """The number of the last event that the session has logged."""
-    after = 0
-    while True:
-        watched = await client.watch(session, after, 0.0)
-        if not watched.events:
-            return after
-        after = watched.events[-1].seq
-
-
 async def settle(
     client: Client, info: SessionInfo, states: tuple[str, ...], terminal: Terminal, timeout_s: float
 ) -> SessionInfo:
     """Wait until the session is in one of these states. Raises `UnreachableError` naming who is awaited."""
     import asyncio
 
+    from cli.following import newest_event
     from wire.errors import UnreachableError
 
     loop = asyncio.get_running_loop()

@@ -12,8 +12,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -31,17 +30,17 @@ from wire.codec import (
     tensor_problem,
     write_header,
 )
-from wire.commands import Command, Deliver, Lost, Release, Route, Transmit
+from wire.commands import Command, Deliver, Lost, Route, Transmit
+from wire.directory import Directory, check_address, introduces
 from wire.errors import MisuseError
 from wire.ids import checked_id, is_id
-from wire.limits import ADDRESS_CHARS, ADDRESSES, LIMITS, Limits
+from wire.limits import LIMITS, Limits
 from wire.link import Arrival
 from wire.messages import CONTROL, Message, PeerRef, Refused
 from wire.packets import Ack, Bye, Chunk, Data, Gone, Hello, Kind, Linked, Packet, Ping, Welcome
 from wire.peer import Peer, State
 
-Key = tuple[str, int]
-"""(id, boot)."""
+__all__ = ["Endpoint", "Source", "check_address"]
 
 
 class Source(NamedTuple):
@@ -64,18 +63,11 @@ class Endpoint:
         self.limits = limits
         self.counters: Counter[str] = Counter()
         self.soonest: float | None = None  # no timer is due before
-        self._peers: dict[Key, Peer] = {}
-        self._by_address: dict[str, Peer] = {}  # whoever answers there
-        self._by_stream: dict[int, Peer] = {}
-        self._latest: dict[str, Peer] = {}  # by id
-        self._streams = 0
+        self._directory = Directory(me, limits)
         self._timed: dict[Peer, None] = {}  # a dict, because its order does not depend on addresses
-        self._dead: OrderedDict[Key, str] = OrderedDict()
-        self._cursors: OrderedDict[Key, tuple[int, list[int]]] = OrderedDict()
         self._due: dict[Peer, None] = {}  # acknowledgements to be sent after this batch
         self._shortest_s = min(limits.ack_delay_s, limits.stall_s, limits.hello_s)
         self._pool = BufferPool()
-        self._swept_at = 0.0
 
     # ------------------------------------------------------------ sending
 
@@ -96,9 +88,9 @@ class Endpoint:
         if to.boot == self.me.boot and to.id == self.me.id:
             out.append(Deliver(self.me, message, [memoryview(frame) for frame in frames]))
             return
-        peer = self._find(to, now)
+        peer = self._directory.find(to, now, out)
         if peer is None:
-            out.append(Lost(to, self._dead.get((to.id, to.boot), "gone")))
+            out.append(Lost(to, self._directory.dead((to.id, to.boot))))
             return
         peer.push(message, frames, sizes, lane)
         self.counters["messages_sent"] += 1
@@ -109,76 +101,29 @@ class Endpoint:
             out.append(peer.hello(now))
         self._time(peer, now)
 
-    def _find(self, to: PeerRef, now: float) -> Peer | None:
-        """The peer to send to, made if need be; None if it is a boot that is known to be dead."""
-        if to.boot:
-            found = self._peers.get((to.id, to.boot))
-            if found is not None or (to.id, to.boot) in self._dead:
-                return found
-        elif to.addresses:
-            found = self._by_address.get(to.addresses[0])
-            if found is not None and to.id in ("", found.ref.id):
-                return found
-        else:
-            found = self._latest.get(to.id)
-            if found is not None:
-                return found
-        if not to.addresses:
-            raise MisuseError(f"no address and no link to {to.id or 'an unnamed peer'}")
-        if to.id:
-            checked_id(to.id, "peer id")
-        for address in to.addresses:
-            check_address(address)
-        peer = self._add(PeerRef(to.id, to.boot, list(to.addresses)), now)
-        if not to.boot:
-            self._by_address[to.addresses[0]] = peer
-        return peer
-
-    def _add(self, ref: PeerRef, now: float) -> Peer:
-        self._sweep(now)
-        self._streams += 1
-        peer = Peer(self.me, ref, self._streams, self.limits, now)
-        self._by_stream[peer.stream] = peer
-        if ref.boot:
-            self._enter(peer)
-        return peer
-
-    def _enter(self, peer: Peer) -> None:
-        key = (peer.ref.id, peer.ref.boot)
-        self._peers[key] = peer
-        self._latest[peer.ref.id] = peer
-        stream, positions = self._cursors.pop(key, (0, []))
-        if stream:
-            peer.begin_stream(stream, positions)
-
     def queued_bytes(self, to: PeerRef) -> int:
         """Bytes sent to this peer that it has not acknowledged."""
-        peer = self._peer_of(to)
+        peer = self._directory.known(to)
         return 0 if peer is None else peer.queued_bytes
 
     def idle(self) -> bool:
         """Whether everything sent was acknowledged."""
-        return not any(peer.queued_bytes for peer in self._by_stream.values())
+        return not any(peer.queued_bytes for peer in self._directory)
 
     def forget(self, to: PeerRef, out: list[Command]) -> None:
         """Drop the link to this peer and what is queued for it; what it sends later begins a new link."""
-        peer = self._peer_of(to)
+        peer = self._directory.known(to)
         if peer is not None:
             self._drop(peer, out)
 
-    def _peer_of(self, to: PeerRef) -> Peer | None:
-        if to.boot:
-            return self._peers.get((to.id, to.boot))
-        return self._by_address.get(to.addresses[0]) if to.addresses else self._latest.get(to.id)
-
     def close(self, reason: str, out: list[Command]) -> None:
         """Say goodbye to everybody."""
-        for peer in list(self._by_stream.values()):
+        for peer in self._directory:
             if peer.state is State.UP or peer.their_stream:
                 peer.flush(math.inf, out)
                 header = write_header(Kind.BYE, *peer.addressed(), reason[:1000])
                 out.append(Transmit(peer.route, CONTROL, Kind.BYE, (header,)))
-        for peer in list(self._by_stream.values()):
+        for peer in self._directory:
             self._drop(peer, [])
 
     # ------------------------------------------------------------ packets that come
@@ -195,7 +140,7 @@ class Endpoint:
             self.counters["refused_sources"] += 1
             return
         if isinstance(packet, Linked):
-            peer = self._peers.get((packet.src, packet.src_boot))
+            peer = self._directory.by_boot.get((packet.src, packet.src_boot))
             if packet.dst != self.me.id or packet.dst_boot != self.me.boot:
                 self.counters["refused_destinations"] += 1
             elif peer is None or packet.stream != peer.their_stream:
@@ -204,7 +149,7 @@ class Endpoint:
                 self._linked(peer, packet, frames, now, out)
         elif frames:
             self.counters["refused_frames"] += 1
-        elif (packet.src, packet.src_boot) in self._dead:
+        elif self._directory.dead((packet.src, packet.src_boot)):
             self.counters["refused_dead"] += 1
         else:
             self._handshake(packet, now, out)
@@ -318,55 +263,42 @@ class Endpoint:
     def _handshake(self, packet: Packet, now: float, out: list[Command]) -> None:
         key = (packet.src, packet.src_boot)
         match packet:
-            case Hello() if self._acceptable(packet.me, key):
+            case Hello() if introduces(packet.me, key):
                 if packet.dst not in ("", self.me.id) or packet.dst_boot not in (0, self.me.boot):
                     gone = write_header(Kind.GONE, self.me.id, self.me.boot, *key, self.me, packet.stream)
                     out.append(Transmit(_route(packet.me), CONTROL, Kind.GONE, (gone,)))
                     return
-                peer = self._peers.get(key)
+                peer = self._directory.by_boot.get(key)
                 if peer is None:
                     self._replaced(packet.me, out)
-                    if len(self._peers) >= self.limits.peers:
+                    if len(self._directory.by_boot) >= self.limits.peers:
                         self.counters["refused_peers"] += 1
                         return
-                    peer = self._add(packet.me, now)
+                    peer = self._directory.add(packet.me, now, out)
                 peer.heard_at = now
                 if not peer.ref.addresses and packet.me.addresses:
                     peer.meet(packet.me)
                 if peer.begin_stream(packet.stream, packet.bases):
                     out.append(peer.welcome())
                 self._time(peer, now)
-            case Welcome() if self._acceptable(packet.me, key) and packet.dst_boot == self.me.boot:
-                greeted = self._by_stream.get(packet.yours)
+            case Welcome() if introduces(packet.me, key) and packet.dst_boot == self.me.boot:
+                greeted = self._directory.of_stream(packet.yours)
                 if greeted is not None:
                     self._welcomed(greeted, packet, now, out)
-            case Gone() if self._acceptable(packet.me, key) and packet.dst_boot == self.me.boot:
-                greeted = self._by_stream.get(packet.yours)
+            case Gone() if introduces(packet.me, key) and packet.dst_boot == self.me.boot:
+                greeted = self._directory.of_stream(packet.yours)
                 if greeted is not None and (greeted.ref.id, greeted.ref.boot) != key:
                     self._lose(greeted, _gone_reason(greeted, packet.me), out, dead=greeted.ref.id == packet.me.id)
             case Bye() if packet.dst_boot == self.me.boot:
-                peer = self._peers.get(key)
+                peer = self._directory.by_boot.get(key)
                 if peer is not None:
                     self._lose(peer, f"{packet.src} has closed: {packet.reason}", out, dead=True)
             case _:
                 self.counters["refused_handshakes"] += 1
 
-    def _acceptable(self, ref: PeerRef, key: Key) -> bool:
-        if (ref.id, ref.boot) != key or len(ref.addresses) > ADDRESSES:
-            return False
-        try:
-            for address in ref.addresses:
-                check_address(address)
-        except MisuseError:
-            return False
-        return True
-
     def _replaced(self, ref: PeerRef, out: list[Command]) -> None:
-        """A new boot at an address proves that the boot which had it is gone."""
-        taken = set(ref.addresses)
-        for other in list(self._peers.values()):
-            if other.ref.boot != ref.boot and taken.intersection(other.ref.addresses):
-                self._lose(other, f"boot {ref.boot} of {ref.id} has taken its address", out, dead=True)
+        for other in self._directory.replaced_by(ref):
+            self._lose(other, f"boot {ref.boot} of {ref.id} has taken its address", out, dead=True)
 
     def _welcomed(self, peer: Peer, packet: Welcome, now: float, out: list[Command]) -> None:
         key = (packet.src, packet.src_boot)
@@ -375,15 +307,17 @@ class Endpoint:
                 self._lose(peer, _gone_reason(peer, packet.me), out)
                 return
             address = peer.route.address
-            existing = self._peers.get(key)
+            existing = self._directory.by_boot.get(key)
             if existing is None:
                 self._replaced(packet.me, out)
                 # The address that answered is the one that works; what it advertises may not be reachable from here.
                 others = [other for other in packet.me.addresses if other != address]
                 peer.meet(PeerRef(packet.src, packet.src_boot, [address, *others]))
-                self._enter(peer)
+                self._directory.enter(peer)
             else:
-                peer = self._merge(peer, existing, out)
+                self._timed.pop(peer, None)
+                self._directory.merge(peer, existing, out)
+                peer = existing
         elif (peer.ref.id, peer.ref.boot) != key:
             self.counters["refused_handshakes"] += 1
             return
@@ -400,23 +334,6 @@ class Endpoint:
         elif len(out) == before:
             out.append(peer.ack(CONTROL))  # shows that the Welcome has come
         self._time(peer, now)
-
-    def _merge(self, pending: Peer, existing: Peer, out: list[Command]) -> Peer:
-        """Whoever answered is known already: what waited for it goes to the link there is."""
-        for old, new in zip(pending.sending, existing.sending, strict=True):
-            new.waiting.extend(old.waiting)
-        existing.queued_bytes += pending.queued_bytes
-        existing.queued_messages += pending.queued_messages
-        for address, peer in list(self._by_address.items()):
-            if peer is pending:
-                self._by_address[address] = existing
-        self._by_stream.pop(pending.stream, None)
-        self._timed.pop(pending, None)
-        if pending.greeting_since is not None and existing.state is State.GREETING:
-            existing.greeting_since = pending.greeting_since
-        if pending.route.address != existing.route.address:
-            out.append(Release(pending.route))
-        return existing
 
     # ------------------------------------------------------------ time and loss
 
@@ -453,43 +370,15 @@ class Endpoint:
             self.soonest = deadline
 
     def _lose(self, peer: Peer, reason: str, out: list[Command], *, dead: bool = False) -> None:
-        key = (peer.ref.id, peer.ref.boot)
         out.append(peer.lost(reason))
         self._drop(peer, out)
-        if dead and peer.ref.boot:
-            self._cursors.pop(key, None)
-            self._dead[key] = reason
-            while len(self._dead) > self.limits.dead_boots:
-                self._dead.popitem(last=False)
+        if dead:
+            self._directory.bury(peer, reason)
 
     def _drop(self, peer: Peer, out: list[Command]) -> None:
-        key = (peer.ref.id, peer.ref.boot)
-        peer.state = State.GONE
         self._timed.pop(peer, None)
         self._due.pop(peer, None)
-        self._by_stream.pop(peer.stream, None)
-        if self._peers.get(key) is peer:
-            del self._peers[key]
-            if peer.their_stream:
-                positions = [receiving.next_seq for receiving in peer.receiving]
-                self._cursors[key] = (peer.their_stream, positions)
-                while len(self._cursors) > self.limits.dead_boots:
-                    self._cursors.popitem(last=False)
-        if self._latest.get(peer.ref.id) is peer:
-            del self._latest[peer.ref.id]
-        for address in [address for address, other in self._by_address.items() if other is peer]:
-            del self._by_address[address]
-        out.append(Release(peer.route))
-
-    def _sweep(self, now: float) -> None:
-        """Drop links without any traffic for long, now and then."""
-        if now - self._swept_at < self.limits.idle_s / 15:
-            return
-        self._swept_at = now
-        for peer in list(self._by_stream.values()):
-            if now - peer.heard_at > self.limits.idle_s and not peer.queued_messages:
-                self.counters["idle_links_dropped"] += 1
-                self._drop(peer, [])
+        self._directory.drop(peer, out)
 
     # ------------------------------------------------------------ what people see
 
@@ -507,19 +396,9 @@ class Endpoint:
                     "resends": peer.resends,
                     "pings": peer.pings,
                 }
-                for peer in self._by_stream.values()
+                for peer in self._directory
             },
         }
-
-
-_ADDRESS = re.compile(r"tcp://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9]+)?\]):([0-9]{1,5})")
-
-
-def check_address(address: str) -> None:
-    """Raises `MisuseError` unless it is a TCP address that can be dialled, such as tcp://10.0.0.5:7700."""
-    match = _ADDRESS.fullmatch(address)
-    if match is None or not 0 < int(match[1]) < 65536 or len(address) > ADDRESS_CHARS:
-        raise MisuseError(f"{address[:80]!r} is not an address", hint="write tcp://HOST:PORT")
 
 
 def _plain(frame: Any) -> Payload:

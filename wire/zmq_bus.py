@@ -18,8 +18,9 @@ from typing import Any
 import zmq
 
 from wire.commands import Command, Route, Transmit
+from wire.directory import check_address
 from wire.driver import Driver
-from wire.endpoint import Endpoint, Source, check_address
+from wire.endpoint import Endpoint, Source
 from wire.errors import DCNRError
 from wire.ids import Boot
 from wire.limits import DRAIN_BYTES, DRAIN_MESSAGES, LIMITS, LINGER_MS, Limits

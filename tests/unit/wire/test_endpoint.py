@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from wire.codec import digest_of, write_header, write_message
-from wire.commands import Command, Deliver, Lost, Transmit
-from wire.endpoint import Endpoint, Source, check_address
+from wire.commands import Command, Deliver, Lost, Release, Transmit
+from wire.directory import check_address
+from wire.endpoint import Endpoint, Source
 from wire.errors import MisuseError
 from wire.messages import BACKWARD, CONTROL, FORWARD, AskCluster, Hop, Ok, PeerRef, Refused, TensorMeta
 from wire.packets import Kind
@@ -201,6 +202,34 @@ def test_a_new_boot_at_the_address_ends_the_old_one_and_the_dead_stay_dead(pair)
     assert "has taken its address" in lost.reason
     assert pair.give_b(write_header(Kind.HELLO, "a", 5, "b", 6, A, 9, (0, 0, 0))) == []
     assert pair.b.counters["refused_dead"] == 1
+
+
+def test_nobody_ends_anothers_link_by_claiming_its_address(pair):
+    thief = PeerRef("c", 8, A.addresses)
+    out = pair.give_b(write_header(Kind.HELLO, "c", 8, "b", 6, thief, 1, (0, 0, 0)), source=Source("c", 8, CONTROL))
+    assert not [command for command in out if isinstance(command, Lost)]
+    assert delivered(pair.give_b(data(), [b"xyz"])) == [hop(3)]
+
+
+def test_links_without_traffic_are_dropped_and_their_sockets_released(pair):
+    limits = pair.b.limits
+    out: list[Command] = []
+    pair.b.on_tick(0.1, out)  # acknowledges the first message
+    pair.carry(pair.b, out, 0.1)
+    out = []
+    late = 2 * limits.idle_s
+    hello = write_header(Kind.HELLO, "c", 8, "b", 6, PeerRef("c", 8, ["tcp://c:1"]), 1, (0, 0, 0))
+    pair.b.on_frames(Source("c", 8, CONTROL), hello, (), late, out)
+    assert [command.route.id for command in out if isinstance(command, Release)] == ["a"]
+    assert set(pair.b.snapshot()["peers"]) == {"c/8"}
+    # The other side was idle too, but goes on: nothing is lost, and nothing comes twice.
+    pair.send(hop(3), [b"xyz"], now=late)
+    ticks = [late + 0.3 * number for number in range(1, 6)]
+    for now in ticks:
+        out = []
+        pair.a.on_tick(now, out)
+        pair.carry(pair.a, out, now)
+    assert [command.message for command in pair.delivered] == [hop(3)]
 
 
 def test_two_processes_of_one_id_at_different_addresses_are_two_peers(pair):

@@ -150,12 +150,24 @@ def status(
 def _show_status(terminal: Terminal, info: ClusterInfo, pnodes: list[PNodeInfo], sessions: list[SessionInfo]) -> None:
     import time
 
-    from cli.units import ago, compact, duration, size
+    from cli.units import duration
 
     terminal.line(
         f"cluster {info.cluster}  term {info.term}  up {duration(max(0.0, time.time() - info.started))}  "
         f"pid {info.pid}  store {info.store}"
     )
+    show_pnodes(terminal, pnodes)
+    if not pnodes:
+        terminal.next("dcnr pnode --orchestrator ADDRESS --name p1")
+    for session in sessions:
+        for sentence in session.waiting:
+            terminal.line(f"{session.session} waits: {sentence}", style="yellow")
+
+
+def show_pnodes(terminal: Terminal, pnodes: list[PNodeInfo]) -> None:
+    """The table of the PNodes."""
+    from cli.units import ago, compact, size
+
     rows = [
         (
             node.pnode, node.state, node.compute, node.vnodes, ",".join(node.sessions) or "-", node.profile.device,
@@ -164,17 +176,10 @@ def _show_status(terminal: Terminal, info: ClusterInfo, pnodes: list[PNodeInfo],
         )
         for node in pnodes
     ]  # fmt: skip
-    styles = {
-        (index, 1): "green" if node.state == "alive" else "red" if node.state == "lost" else "yellow"
-        for index, node in enumerate(pnodes)
-    }
+    colours = {"alive": "green", "lost": "red"}
+    styles = {(index, 1): colours.get(node.state, "yellow") for index, node in enumerate(pnodes)}
     columns = ("pnode", "state", "compute", "vnodes>", "sessions", "device", "threads>", "speed>", "memory>", "lag>")
     terminal.table((*columns, "seen>", "host"), rows, empty="no PNodes", styles=styles)
-    if not pnodes:
-        terminal.next(f"dcnr pnode --orchestrator {'ADDRESS'} --name p1")
-    for session in sessions:
-        for sentence in session.waiting:
-            terminal.line(f"{session.session} waits: {sentence}", style="yellow")
 
 
 def orchestrator(

@@ -18,7 +18,7 @@ from cli.options import (
 if TYPE_CHECKING:
     from cli.client import Client
     from cli.terminal import Terminal
-    from wire.messages import SessionEvent, SessionInfo
+    from wire.messages import PNodeInfo, SessionEvent, SessionInfo
 
 STATE_STYLES = {
     "running": "green",
@@ -32,6 +32,7 @@ STATE_STYLES = {
 def ps(
     network: Annotated[str, typer.Argument(metavar="NETWORK", help="Only this network's.")] = "",
     active: Annotated[bool, typer.Option("--active", help="Only those that run or pause.")] = False,
+    pnodes: Annotated[bool, typer.Option("--pnodes", help="List the PNodes instead.")] = False,
     orchestrator: OrchestratorOption = None,
     home: HomeOption = None,
     timeout: TimeoutOption = 15.0,
@@ -44,11 +45,19 @@ def ps(
 
     terminal = Terminal(output.form)
 
-    async def ask() -> list[SessionInfo]:
+    async def ask() -> tuple[list[SessionInfo], list[PNodeInfo]]:
         async with Client.to(orchestrator, home, terminal, timeout_s=timeout) as client:
-            return await client.sessions(network)
+            return ([], await client.pnodes()) if pnodes else (await client.sessions(network), [])
 
-    found = [info for info in run(ask()) if not active or info.state not in ("finished", "failed", "stopped")]
+    sessions, nodes = run(ask())
+    if pnodes:
+        from cli.commands.cluster import show_pnodes
+
+        if terminal.json:
+            terminal.record(nodes)
+        show_pnodes(terminal, nodes)
+        return
+    found = [info for info in sessions if not active or info.state not in ("finished", "failed", "stopped")]
     if terminal.json:
         terminal.record(found)
         return

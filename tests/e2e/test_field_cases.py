@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -147,3 +149,34 @@ def test_special_tokens_stay_whole_from_training_to_use(cluster: Dcnr) -> None:
     shape = cluster.json("infer", "sep", "--text", "<SEP>\n<SEP>")["outputs"]["logits"]["shape"]
     assert shape[:2] == [1, 3]
     cluster("rm", "sep", "--yes")
+
+
+def test_kill_9_while_every_step_is_saved(dcnr: Dcnr) -> None:
+    """Field case B35 (and B33): all processes die at random moments of a run that saves each step; every resume begins
+    at the step that was committed last, and the end is the undisturbed run's, bit for bit."""
+    run = ["train", "mlp-digits", "--steps", "60", "--pnodes", "3", "--set", "train.checkpoint.every=1"]
+    draw = random.Random(35)
+    dcnr("up", "--pnodes", "3")
+    dcnr(*run, "--name", "calm")
+    dcnr(*run, "--name", "hit", "-d")
+    for _ in range(2):
+        seen = dcnr.session("hit")["committed"]
+        dcnr.wait_for(lambda seen=seen: dcnr.session("hit")["committed"] > seen)  # type: ignore[misc]
+        time.sleep(draw.uniform(0, 0.3))
+        committed = dcnr.session("hit")["committed"]
+        dcnr.kill_everything()
+        dcnr("up", "--pnodes", "3")
+        found = dcnr.session("hit")
+        assert found["committed"] >= committed
+        if found["committed"] == 60:
+            break
+        dcnr("resume", "hit", "-d")
+    dcnr.wait_for(lambda: dcnr.session("hit")["state"] == "finished")
+    calm, hit = dcnr.session("calm"), dcnr.session("hit")
+    assert hit["final_hash"] == calm["final_hash"]
+    assert hit["bit_exact"] == ""
+    steps = {}
+    for name in ("calm", "hit"):
+        steps[name] = {r["step"]: r["ids_digest"] for e in dcnr.events("logs", name, "--steps") for r in e["steps"]}
+    assert steps["hit"].items() <= steps["calm"].items()
+    dcnr("down")

@@ -34,7 +34,7 @@ from wire.commands import Command, Deliver, Lost, Route, Transmit
 from wire.directory import Directory, check_address, introduces
 from wire.errors import MisuseError
 from wire.ids import checked_id, is_id
-from wire.limits import LIMITS, Limits
+from wire.limits import LIMITS, PACKET_BYTES, Limits
 from wire.link import Arrival
 from wire.messages import CONTROL, Message, PeerRef, Refused
 from wire.packets import Ack, Bye, Chunk, Data, Gone, Hello, Kind, Linked, Packet, Ping, Welcome
@@ -195,6 +195,8 @@ class Endpoint:
             described = () if packet.chunks else packet.frames
         try:
             check_frames(described, frames)
+            if size > PACKET_BYTES:
+                raise FrameError(f"packet of {size} bytes")
         except FrameError:
             self.counters["refused_frames"] += 1
             return

@@ -56,6 +56,9 @@ WHOLE_BYTES = 4 * MIB
 PART_BYTES = 4 * MIB
 """The largest single frame of a packet that is accepted (MAXMSGSIZE: libzmq cuts off a peer that sends more)."""
 
+PACKET_BYTES = PART_BYTES
+"""All frames of one packet; what is larger comes in chunks."""
+
 ACK_RANGES = 32
 """Gaps told in one acknowledgement; later ones are told by the next."""
 

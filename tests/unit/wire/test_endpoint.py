@@ -125,6 +125,13 @@ def test_damaged_frames_are_dropped_and_asked_for_again(pair):
     assert delivered(pair.give_b(data(), [b"xyz"])) == [hop(3)]
 
 
+def test_packets_above_their_limit_are_refused(pair):
+    frames = [bytes(3 << 20), bytes(3 << 20)]
+    claim = Hop("run", 1, 0, 0, 0, 0, 0, 0, "a", 0, [TensorMeta("uint8", [3 << 20])] * 2)
+    assert delivered(pair.give_b(data(claim, frames), frames)) == []
+    assert pair.b.counters["refused_frames"] == 1
+
+
 @pytest.mark.parametrize(
     ("message", "asked"),
     [

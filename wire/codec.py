@@ -11,6 +11,7 @@ as arrived, and its sender is told. So `read_header` and `read_message` are two 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -189,44 +190,41 @@ def write_body(value: Any) -> bytes:
 
 def tensor_bytes(meta: TensorMeta) -> int:
     """Bytes that a tensor's frame must have. Raises `MessageError` for what can't be a tensor."""
-    size = DTYPE_BYTES.get(meta.dtype)
+    size, shape = DTYPE_BYTES.get(meta.dtype), meta.shape
     if size is None:
         raise MessageError(f"tensor type {meta.dtype[:40]!r}; known are {', '.join(DTYPE_BYTES)}")
-    if len(meta.shape) > TENSOR_DIMS:
-        raise MessageError(f"tensor of {len(meta.shape)} dimensions; at most {TENSOR_DIMS} are allowed")
-    for extent in meta.shape:
-        if not 0 <= extent <= TENSOR_EXTENT:
-            raise MessageError(f"tensor extent {extent}")
-        size *= extent
-    return size
+    if len(shape) > TENSOR_DIMS:
+        raise MessageError(f"tensor of {len(shape)} dimensions; at most {TENSOR_DIMS} are allowed")
+    if shape and (min(shape) < 0 or max(shape) > TENSOR_EXTENT):
+        raise MessageError(f"tensor extent {min(shape) if min(shape) < 0 else max(shape)}")
+    return math.prod(shape, start=size)
 
 
-def tensor_problem(message: Message, sizes: Sequence[int]) -> str:
+def tensor_problem(message: Message, sizes: list[int]) -> str:
     """What is wrong between a message's `tensors` and its frames' sizes; "" if nothing, or if it has none."""
     tensors: list[TensorMeta] | None = getattr(message, "tensors", None)
     if tensors is None:
         return ""
-    if len(tensors) != len(sizes):
-        return f"{len(tensors)} tensors described, {len(sizes)} frames"
-    for index, meta in enumerate(tensors):
-        try:
-            expected = tensor_bytes(meta)
-        except MessageError as error:
-            return f"tensor {index}: {error}"
-        if expected != sizes[index]:
-            return f"tensor {index} is {meta.dtype}{meta.shape}: expected {expected} bytes, got {sizes[index]}"
-    return ""
+    try:
+        expected = [tensor_bytes(meta) for meta in tensors]
+    except MessageError as error:
+        return str(error)
+    if expected == sizes:
+        return ""
+    if len(expected) != len(sizes):
+        return f"{len(expected)} tensors described, {len(sizes)} frames"
+    index = next(index for index, size in enumerate(sizes) if size != expected[index])
+    meta = tensors[index]
+    return f"tensor {index} is {meta.dtype}{meta.shape}: expected {expected[index]} bytes, got {sizes[index]}"
 
 
 def check_frames(described: Sequence[tuple[int, int]], frames: Sequence[Payload]) -> None:
     """Raises `FrameError` unless count and sizes are as described; digests are checked by `check_digests`."""
-    if len(frames) != len(described):
-        raise FrameError(f"{len(frames)} frames, {len(described)} described")
-    for (size, _), frame in zip(described, frames):  # noqa: B905, of equal length as of the line above
-        if len(frame) != size:
-            raise FrameError(f"a frame has {len(frame)} bytes, {size} described")
+    if list(map(len, frames)) != [size for size, _ in described]:
+        got, expected = list(map(len, frames))[:9], [size for size, _ in described][:9]
+        raise FrameError(f"frames of {got} bytes, described are {expected}")
 
 
 def check_digests(described: Sequence[tuple[int, int]], frames: Sequence[Payload]) -> bool:
     """Whether each frame has the digest described for it."""
-    return all(_digest(frame) == digest for (_, digest), frame in zip(described, frames, strict=True))
+    return list(map(_digest, frames)) == [digest for _, digest in described]

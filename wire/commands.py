@@ -49,7 +49,7 @@ class Lost(msgspec.Struct, frozen=True):
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Nobody is reached by this route any longer: its sockets can be closed."""
+    """Nobody is reached by this route: its sockets can be closed, unless a later packet has used it again."""
 
     route: Route
 

@@ -136,8 +136,12 @@ class Directory:
             del self._latest[peer.ref.id]
         for address in [address for address, other in self._by_address.items() if other is peer]:
             del self._by_address[address]
-        if not any(other.route.address == peer.route.address for other in self._by_stream.values()):
+        if not self.reaches(peer.route.address):
             out.append(Release(peer.route))
+
+    def reaches(self, address: str) -> bool:
+        """Whether a peer is reached by dialling this address."""
+        return any(peer.route.address == address for peer in self._by_stream.values())
 
     def bury(self, peer: Peer, reason: str) -> None:
         """Its boot never speaks again."""

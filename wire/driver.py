@@ -48,17 +48,20 @@ class _Question:
 
 
 class _Outgoing(list[Command]):
-    """Carries packets out at once, so that the first is on its way while the next is made; keeps the rest."""
+    """Carries packets out at once, so that the first is on its way while the next is made; the rest waits its turn."""
 
-    def __init__(self, carry: Callable[[Transmit], None]) -> None:
+    def __init__(self, carry: Callable[[Transmit], None], upcalls: deque[Deliver | Lost]) -> None:
         super().__init__()
         self._carry = carry
+        self._upcalls = upcalls
 
     def append(self, command: Command) -> None:
         if type(command) is Transmit:
             self._carry(command)
-        else:
+        elif type(command) is Release:
             super().append(command)
+        else:
+            self._upcalls.append(command)  # type: ignore[arg-type]
 
 
 class Driver(ABC):
@@ -73,8 +76,8 @@ class Driver(ABC):
         self._loss_handler: LossHandler | None = None
         self._questions: dict[str, _Question] = {}
         self._memory = AnswerMemory(limits)
-        self._out = _Outgoing(self._carry)
         self._upcalls: deque[Deliver | Lost] = deque()
+        self._out = _Outgoing(self._carry, self._upcalls)
         self._in_upcall = False
         self._timer: Handle | None = None
         self._timer_at = 0.0
@@ -218,7 +221,7 @@ class Driver(ABC):
     def _arrived(self, source: Source, header: Payload, frames: Sequence[memoryview]) -> None:
         """A packet has come. The caller calls `_batch_done` after the last of a batch."""
         self._links.on_frames(source, header, frames, self._now(), self._out)
-        if self._out:
+        if self._out or self._upcalls:
             self._perform()
 
     def _batch_done(self) -> None:
@@ -235,7 +238,7 @@ class Driver(ABC):
         self._settle()
 
     def _settle(self, *, later: bool = False) -> None:
-        if self._out:
+        if self._out or self._upcalls:
             self._perform(later=later)
         soonest = self._links.soonest
         if soonest is None or self._closed:
@@ -250,13 +253,12 @@ class Driver(ABC):
 
     def _perform(self, *, later: bool = False) -> None:
         """Carry out what the endpoint asks for. `later`: handlers run after the caller has gone on."""
-        commands = self._out.copy()
-        self._out.clear()
-        for command in commands:
-            if type(command) is Release:
-                self._release(command.route)
-            elif type(command) is Deliver or type(command) is Lost:
-                self._upcalls.append(command)
+        if self._out:
+            released = self._out.copy()
+            self._out.clear()
+            for command in released:
+                if type(command) is Release and not self._links.reaches(command.route.address):
+                    self._release(command.route)
         if self._in_upcall or not self._upcalls:
             return
         if later:

@@ -110,6 +110,10 @@ class Endpoint:
         """Whether everything sent was acknowledged."""
         return not any(peer.queued_bytes for peer in self._directory)
 
+    def reaches(self, address: str) -> bool:
+        """Whether a peer is reached by dialling this address."""
+        return self._directory.reaches(address)
+
     def forget(self, to: PeerRef, out: list[Command]) -> None:
         """Drop the link to this peer and what is queued for it; what it sends later begins a new link."""
         peer = self._directory.known(to)
@@ -180,19 +184,20 @@ class Endpoint:
     def _data(self, peer: Peer, packet: Data | Chunk, frames: Sequence[Any], now: float, out: list[Command]) -> None:
         receiving = peer.receiving[packet.lane]
         size = sum(map(len, frames))
-        match receiving.arrival(packet.seq, size):
-            case Arrival.DUPLICATE:
+        if packet.seq != receiving.next_seq:
+            arrival = receiving.arrival(packet.seq, size)
+            if arrival is Arrival.DUPLICATE:
                 self.counters["duplicates"] += 1
                 receiving.ack_at = now
                 return
-            case Arrival.TOO_FAR:
+            if arrival is Arrival.TOO_FAR:
                 self.counters["dropped_early"] += 1
                 return
         described: Sequence[tuple[int, int]]
-        if isinstance(packet, Chunk):
-            described = ((packet.size, packet.digest),)
-        else:
+        if type(packet) is Data:
             described = () if packet.chunks else packet.frames
+        else:
+            described = ((packet.size, packet.digest),)  # type: ignore[union-attr]
         try:
             check_frames(described, frames)
             if size > PACKET_BYTES:

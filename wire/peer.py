@@ -51,6 +51,7 @@ class Peer:
         self.assembling: list[Assembly | None] = [None for _ in LANES]
         self.queued_bytes = 0
         self.queued_messages = 0
+        self._acks_heard = (0, 0, 0)  # by the latest packet
         self._address_index = 0
         self.meet(ref)
         self.hello_at: float | None = None
@@ -215,8 +216,13 @@ class Peer:
             self.greeting_since = None
             self.pump(now, out)
 
-    def acknowledged(self, acks: Sequence[int], packet: Ack | Ping | None, now: float, out: list[Command]) -> str:
+    def acknowledged(
+        self, acks: tuple[int, int, int], packet: Ack | Ping | None, now: float, out: list[Command]
+    ) -> str:
         """Take acknowledgements. Returns why the link can't go on, or ""."""
+        if packet is None and acks == self._acks_heard:
+            return ""
+        self._acks_heard = acks
         freed = False
         for lane, (sending, below) in enumerate(zip(self.sending, acks, strict=True)):
             done = sending.acked_below(below, now) if sending.flying else []

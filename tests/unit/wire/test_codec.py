@@ -219,7 +219,7 @@ def test_tensors_and_frames_must_agree():
     ("meta", "problem"),
     [
         (TensorMeta("float33", [1]), "known are float64"),
-        (TensorMeta("float32", [-1, -4]), "extent -1"),
+        (TensorMeta("float32", [-1, -4]), "extent -4"),
         (TensorMeta("float32", [1 << 41]), "extent"),
         (TensorMeta("float32", [1] * 17), "17 dimensions"),
         (TensorMeta("float32", [1 << 40, 1 << 40]), "expected"),

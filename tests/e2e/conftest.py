@@ -31,7 +31,9 @@ class Dcnr:
 
     @property
     def env(self) -> dict[str, str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("DCNR_") and key != "TERM"}
+        """What a person's shell gives: nothing of ours, no terminal, and Python's own buffering."""
+        dropped = ("TERM", "PYTHONUNBUFFERED", "PYTHONUTF8", "PYTHONIOENCODING")
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("DCNR_") and key not in dropped}
         return {**kept, "DCNR_HOME": str(self.home), "OMP_NUM_THREADS": "1", **self.extra}
 
     def command(self, *arguments: str) -> list[str]:

@@ -23,6 +23,7 @@ def test_lines_come_as_they_happen_and_the_last_state_on_sigterm(dcnr: Dcnr, ext
     with log.open("wb") as sink:
         child = dcnr.start(*LOCAL, stdout=sink, **extra)
         dcnr.wait_for(lambda: log.read_text().count("step ") >= 3)
+        assert log.stat().st_size < 4096, "the first lines come when they are written, not with a full buffer"
         child.send_signal(signal.SIGTERM)
         assert child.wait(timeout=5) == 143
     text = log.read_text()

@@ -6,9 +6,11 @@ Array files are read without pickle; an object array is refused.
 from __future__ import annotations
 
 import json
+import math
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,19 +44,50 @@ def read_file(path: Path) -> dict[str, Array]:
             raise BadFileError(f"{path} is not a file", hint="--input takes .npy, .npz, .json, or text with --text")
         if path.stat().st_size > MAX_INPUT_BYTES:
             raise BadFileError(f"{path} is larger than {MAX_INPUT_BYTES >> 20} MiB", hint="send it in pieces")
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as archive:
-                return {str(key): archive[key] for key in archive.files}
         if path.suffix == ".json":
             return {"": np.asarray(json.loads(path.read_text(encoding="utf-8")))}
-        loaded = np.load(path, allow_pickle=False)
+        with path.open("rb") as file:
+            zipped = file.read(2) == b"PK"
+            file.seek(0)
+            return _archive(file) if zipped else {"": _array(file, path.stat().st_size)}
     except FileNotFoundError:
         raise BadFileError(f"no file {path}", hint="--input takes .npy, .npz, .json, or text with --text") from None
     except RecursionError:
         raise BadFileError(f"{path} is nested too deeply", hint="numbers in lists are expected") from None
-    except (ValueError, EOFError, OSError) as problem:
+    except BadFileError:
+        raise
+    except Exception as problem:  # numpy, zipfile and the modules they read headers with have no common class
         raise BadFileError(f"{path}: {problem}", hint="a .npy file of numbers is expected") from problem
-    return {"": loaded}
+
+
+def _archive(file: BinaryIO) -> dict[str, Array]:
+    """The arrays of an .npz. What a member claims to unpack to is limited before it's unpacked."""
+    found: dict[str, Array] = {}
+    with zipfile.ZipFile(file) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+        if size > MAX_INPUT_BYTES:
+            raise ValueError(f"it unpacks to {size} bytes; at most {MAX_INPUT_BYTES} are allowed")
+        for entry in archive.infolist():
+            with archive.open(entry) as member:
+                found[entry.filename.removesuffix(".npy")] = _array(member, entry.file_size)
+    return found
+
+
+def _array(file: IO[bytes], size_bytes: int) -> Array:
+    """One array of a file of that size. The header's claim is checked first: numpy makes room for what it says."""
+    start = file.tell()
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version[0]}.{version[1]} of the format is not supported")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, not numbers")
+    claimed, held = math.prod(shape) * dtype.itemsize, size_bytes - (file.tell() - start)
+    if min(shape, default=0) < 0 or claimed > held:
+        raise ValueError(f"its header claims {claimed} bytes of shape {shape}, {held} are there")
+    file.seek(start)
+    return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def fit(array: Array, dtype: str, shape: Sequence[int | str], name: str) -> Array:
@@ -70,7 +103,16 @@ def fit(array: Array, dtype: str, shape: Sequence[int | str], name: str) -> Arra
         # A sequence may be shorter than the context; anything else must match.
         if isinstance(extent, int) and actual != extent and not (dtype == "int64" and actual < extent):
             raise UsageError(f"{name} expects ({expected}), got {tuple(array.shape)}")
-    return np.ascontiguousarray(array.astype(dtype, copy=False))
+    with np.errstate(invalid="ignore", over="ignore"):
+        fitted = array.astype(dtype, copy=False)
+    if np.dtype(dtype).kind in "iu" and not np.array_equal(fitted, array):
+        raise UsageError(f"{name} takes whole numbers ({dtype}), got {_first_change(array, fitted)}")
+    return np.ascontiguousarray(fitted)
+
+
+def _first_change(array: Array, fitted: Array) -> str:
+    """The first value that the other type can't hold."""
+    return str(array[array != fitted].flat[0])
 
 
 def save(path: Path, outputs: Mapping[str, Array]) -> None:

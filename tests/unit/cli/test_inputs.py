@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,57 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
         read_arrays([str(tmp_path / "junk.npy")], ["x"])
     with pytest.raises(BadFileError, match="no file"):
         read_arrays([str(tmp_path / "none.npy")], ["x"])
+
+
+def npy_header(shape: str) -> bytes:
+    """A version 1.0 header as in NumPy's description of the format, claiming float32 numbers of that shape."""
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117) + b"\n"
+
+
+def test_damaged_and_lying_files_are_bad_files(tmp_path: Path) -> None:
+    good = io.BytesIO()
+    np.savez_compressed(good, x=np.arange(1000.0))
+    files = {f"bit{place}.npz": damaged(good.getvalue(), place) for place in range(0, len(good.getvalue()), 7)}
+    files |= {"short.npz": good.getvalue()[:100], "empty.npz": b"", "text.npz": b"PK\x03\x04 not really"}
+    claims = ("(10**15,)", f"({10**15},)", f"({10**24},)", "(-5,)", f"({2**33}, {2**33})", "(3,)")
+    files |= {f"claim{number}.npy": npy_header(shape) + bytes(8) for number, shape in enumerate(claims)}
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", npy_header(f"({10**12},)") + bytes(1 << 20))
+    with zipfile.ZipFile(odd := io.BytesIO(), "w") as archive:
+        archive.writestr("notes.txt", "hello")
+    files |= {"bomb.npz": bomb.getvalue(), "odd.npz": odd.getvalue()}
+    refused = set()
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+        try:
+            read_arrays([str(tmp_path / name)], ["x"])
+        except BadFileError:
+            refused.add(name)
+    assert {name for name in files if not name.startswith("bit")} <= refused
+    assert len(refused) > len(files) / 2
+
+
+def damaged(data: bytes, place: int) -> bytes:
+    """The same with one byte changed."""
+    return data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]
+
+
+def test_what_a_file_is_decides_not_what_it_is_called(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(3))
+    np.savez(tmp_path / "b.npz", x=np.ones(2))
+    (tmp_path / "a.npy").rename(tmp_path / "a.npz")
+    (tmp_path / "b.npz").rename(tmp_path / "b.npy")
+    assert read_arrays([str(tmp_path / "a.npz")], ["x"])["x"].tolist() == [0, 1, 2]
+    assert read_arrays([str(tmp_path / "b.npy")], ["x"])["x"].tolist() == [1, 1]
+
+
+def test_numbers_that_an_integer_input_would_change_are_refused() -> None:
+    for number in (1.5, 1e30, float("nan"), float("inf"), 2**63):
+        with pytest.raises(UsageError, match="tokens takes whole numbers"):
+            fit(np.asarray([[1, number]]), "int64", ("batch", 64), "tokens")
+    assert fit(np.asarray([[1.0, 2.0]]), "int64", ("batch", 64), "tokens").tolist() == [[1, 2]]
 
 
 def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ def show_graph(terminal: Terminal, network: Network) -> None:
                 units.compact(cost.forward_flops), units.size(size),
             )
         )  # fmt: skip
-    terminal.table(("node", "type", "from", "gives", "parameters>", "FLOPs>", "out>"), rows)
+    columns = ("node", "type", "from", "gives", "parameters>", "FLOPs>", "out>")
+    terminal.table(columns, rows, spare=("from", "FLOPs", "out"))
     parameters = network.parameters
     forward = sum(cost.forward_flops for cost in graph.costs.values())
     terminal.line(
@@ -160,4 +161,5 @@ def show_reports(terminal: Terminal, reports: Sequence[VNodeReport], outputs: Ma
         for report in reports
     ]  # fmt: skip
     columns = ("vnode", "type", "pnode", "stage>", "gives", "parameters", "count>", "step>", "|w|>", "|g|>")
-    terminal.table((*columns, "forward>", "backward>", "sent>"), rows, empty="it is not deployed")
+    spare = ("parameters", "count", "step", "|w|", "stage", "type", "gives", "sent")
+    terminal.table((*columns, "forward>", "backward>", "sent>"), rows, empty="it is not deployed", spare=spare)

@@ -58,7 +58,8 @@ def usage_of(command: Any, ctx: Any) -> str:
 
 
 def _plain(piece: str) -> str:
-    return piece[1:-1] if piece.startswith(("{", "[[")) else piece
+    """`{NAME…}...` of something needed and repeatable as NAME…; `[[NAME]...]` as [NAME]."""
+    return piece.removesuffix("...")[1:-1] if piece.startswith(("{", "[[")) else piece
 
 
 def panels(group: TyperGroup, ctx: typer.Context) -> dict[str, list[tuple[str, str]]]:

@@ -312,7 +312,9 @@ def note_lines(kind: str, text: str) -> list[str]:
     """What happened, in one line or several; warnings and errors say what they are."""
     first, *rest = text.splitlines() or [""]
     if kind == "placement":  # the reasons are for `dcnr logs` and `dcnr plan`
-        return [] if first.startswith("placement:") else [first]
+        return [first]
+    if kind == "state" and first in ("created", "running"):  # what is shown says so
+        return []
     return [f"{kind}: {first}" if kind in ("warning", "error") else first, *(f"  {line}" for line in rest)]
 
 

@@ -127,6 +127,8 @@ def report(problem: BaseException) -> int | None:
             return 1
         case SystemExit() | GeneratorExit():
             return None
+        case _ if hasattr(problem, "format_message") and type(problem).__name__ != "NoArgsIsHelpError":
+            return _report_usage(problem)
         case _ if hasattr(problem, "exit_code") or type(problem).__name__ == "Abort":
             return None
     if os.environ.get("DCNR_DEBUG"):
@@ -136,6 +138,18 @@ def report(problem: BaseException) -> int | None:
         "DCNR_DEBUG=1 shows the whole traceback",
     )
     return 1
+
+
+def _report_usage(problem: Any) -> int:
+    """What the command line's parser found wrong, in our form."""
+    from cli.terminal import Terminal
+
+    context = getattr(problem, "ctx", None)
+    text = problem.format_message().replace("Value error, ", "").rstrip(".")
+    text = text.replace("Got unexpected", "unexpected")
+    command = context.command_path if context is not None else "dcnr"
+    Terminal().error(text[:1].lower() + text[1:], f"{command} --help")
+    return int(getattr(problem, "exit_code", 2))
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -53,10 +53,11 @@ def data_cache() -> Path:
 
 
 def describe(prepared: Prepared, terminal: Terminal) -> None:
-    """What will be trained on what, in two lines."""
+    """What will be trained on what, in three lines or less."""
     recipe, graph = prepared.network.recipe, prepared.network.graph
     parameters = prepared.network.parameters
-    terminal.line(f"data     {prepared.packed.info}")
+    for heading, part in zip(("data", ""), prepared.packed.info.split("; ", 1), strict=False):
+        terminal.line(f"{heading:<8} {part}")
     terminal.line(
         f"network  {prepared.network.id}: {plural(len(graph.nodes), 'VNode')}, {count(parameters)} parameters; "
         f"{plural(recipe.steps, 'step')} of {plural(recipe.batch, 'sample')} in "

@@ -23,6 +23,7 @@ Format = Literal["text", "json"]
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 _ESCAPES |= {ord("\t"): "    ", ord("\n"): "\\n", ord("\r"): "\\r"}
 _ESCAPES |= {code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_BETWEEN = 3  # columns between two columns of a table
 _BLOCK = {code: text for code, text in _ESCAPES.items() if code != ord("\n")}
 
 
@@ -119,11 +120,18 @@ class Terminal:
         self.console.print(renderable)
 
     def table(
-        self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str = "", styles: Any = None
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        *,
+        empty: str = "",
+        styles: Any = None,
+        spare: Sequence[str] = (),
     ) -> None:
         """Rows under headings; a heading that ends in ">" is aligned to the right. `empty`: what to say for no rows.
 
-        `styles` maps (row, column) to rich's style name.
+        `styles` maps (row, column) to rich's style name. `spare`: headings of the columns that a narrow terminal leaves
+        out, the first one first.
         """
         if self.json:
             return
@@ -133,10 +141,15 @@ class Terminal:
         right = [name.endswith(">") for name in columns]
         names = [name.rstrip(">") for name in columns]
         cells = [[literal(cell) for cell in row] for row in rows]
-        if self.live:
-            self._rich_table(names, right, cells, styles or {})
-            return
         widths = [max(len(row[index]) for row in [names, *cells]) for index in range(len(names))]
+        if self.live:
+            left_out = narrowed(names, widths, spare, self.console.width)
+            self._rich_table(names, right, cells, styles or {}, {names.index(name) for name in left_out})
+            if left_out:
+                self.line(
+                    f"left out: {', '.join(left_out)} (a wider terminal, a pipe or -o json has them)", style="dim"
+                )
+            return
         for row in [[name.upper() for name in names], *cells]:
             parts = [
                 cell.rjust(width) if flush else cell.ljust(width)
@@ -144,16 +157,22 @@ class Terminal:
             ]
             self.line("  ".join(parts).rstrip())
 
-    def _rich_table(self, names: list[str], right: list[bool], cells: list[list[str]], styles: Any) -> None:
+    def _rich_table(
+        self, names: list[str], right: list[bool], cells: list[list[str]], styles: Any, left_out: set[int]
+    ) -> None:
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
         from rich.text import Text
 
         table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
         for index, (name, flush) in enumerate(zip(names, right, strict=True)):
+            if index in left_out:
+                continue
             table.add_column(name, justify="right" if flush else "left", overflow="fold", no_wrap=index == 0)
         for y, row in enumerate(cells):
-            table.add_row(*(Text(cell, style=styles.get((y, x), "")) for x, cell in enumerate(row)))
+            table.add_row(
+                *(Text(cell, style=styles.get((y, x), "")) for x, cell in enumerate(row) if x not in left_out)
+            )
         self.console.print(table)
 
     def warn(self, text: str) -> None:
@@ -191,6 +210,18 @@ class Terminal:
 
         with console.status(Text(literal(text), style="dim"), spinner="dots"):
             yield
+
+
+def narrowed(names: Sequence[str], widths: Sequence[int], spare: Sequence[str], columns: int) -> list[str]:
+    """Which of `spare`, in its order, a table of these widths has to leave out to fit into `columns`."""
+    need = sum(widths) + _BETWEEN * (len(widths) - 1)
+    left_out: list[str] = []
+    for name in spare:
+        if need <= columns:
+            break
+        left_out.append(name)
+        need -= widths[names.index(name)] + _BETWEEN
+    return left_out
 
 
 def jsonable(value: Any) -> Any:

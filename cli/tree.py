@@ -6,6 +6,8 @@ inside the function that runs. So `dcnr --help` stays far below a third of a sec
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -33,17 +35,28 @@ RUN, NETWORKS, USE, CLUSTER, CARE = "Train", "Networks", "Use", "Cluster", "Care
 class Root(Group):
     """The root command: the one place where an exception becomes one or two lines and an exit code."""
 
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Read the options before the sub-command."""
+        with _explained():
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the sub-command."""
-        try:
+        with _explained():
             result = super().invoke(ctx)
             running.flush()
             return result
-        except BaseException as problem:
-            code = running.report(problem)
-            if code is None:
-                raise
-            raise typer.Exit(code) from None
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except BaseException as problem:
+        code = running.report(problem)
+        if code is None:
+            raise
+        raise typer.Exit(code) from None
 
 
 app = typer.Typer(

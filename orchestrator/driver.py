@@ -209,7 +209,8 @@ class SessionDriver:
         self._cuts = CutCollector(record.epoch + 1, placement, listed.stateful)
         self._ready.clear()
         service.registry.put_placement(session.id, record.epoch + 1, placement)
-        self.feed(events.Placed(placement, incarnations, loss, step, result.reasons, tuple(problems)))
+        step_s = result.forecast.step_s
+        self.feed(events.Placed(placement, incarnations, loss, step, result.reasons, tuple(problems), step_s))
 
     def _prepare(self) -> tuple[Message, list[bytes]]:
         """The message and body that deploy this epoch on any of its PNodes."""

@@ -23,7 +23,7 @@ class Acted:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where the VNodes go, and the checkpoint that they start from."""
+    """Where the VNodes go, and the checkpoint that they start from. `step_s`: predicted; 0: unknown."""
 
     placement: Mapping[str, str]
     incarnations: Mapping[str, int]
@@ -31,6 +31,7 @@ class Placed:
     start_step: int
     reasons: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    step_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

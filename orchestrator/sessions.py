@@ -187,8 +187,15 @@ class Session:
         if self.state in (State.STARTING, State.RUNNING):
             return
         if self.state not in RESUMABLE:
-            done = f"it has made all {record.steps} steps" if self.state is State.FINISHED else f"it is {record.state}"
-            raise ActionRefusedError(f"{self.id} can't be {event.action}ed: {done}", hint=f"dcnr status {self.id}")
+            what = "started" if event.action == "start" else "resumed"
+            if self.state is State.FINISHED:
+                raise ActionRefusedError(
+                    f"{self.id} can't be {what}: it has made all {record.steps} steps",
+                    hint=f"dcnr eval {self.id}, or a longer run: dcnr train {record.network} --steps N",
+                )
+            raise ActionRefusedError(
+                f"{self.id} can't be {what}: it is {record.state}", hint=f"dcnr attach {self.id}, or dcnr ps"
+            )
         if not record.data_digest:
             raise ActionRefusedError(f"{self.id} has no data, so it can't be trained", hint="dcnr train NETWORK")
         until = event.until or record.steps
@@ -219,7 +226,7 @@ class Session:
                 self._go(State.PAUSING, out)
                 self._ask_hold(now, out)
             case other:
-                raise ActionRefusedError(f"{self.id} can't be paused: it is {other.value}")
+                raise ActionRefusedError(f"{self.id} can't be paused: it is {other.value}", hint="dcnr ps")
 
     def _stop(self, now: float, out: list[Command]) -> None:
         match self.state:
@@ -234,7 +241,7 @@ class Session:
                 self._take_down(out)
                 self._go(State.STOPPED, out)
             case other:
-                raise ActionRefusedError(f"{self.id} can't be stopped: it is {other.value}")
+                raise ActionRefusedError(f"{self.id} can't be stopped: it is {other.value}", hint="dcnr ps")
 
     def _refuse_if_active(self, what: str) -> None:
         if self.state in ACTIVE:
@@ -269,11 +276,10 @@ class Session:
         for problem in event.problems:
             self._warn(problem, out)
         counts = {pnode: list(event.placement.values()).count(pnode) for pnode in self.pnodes}
-        where = ", ".join(f"{pnode} ({count} VNodes)" for pnode, count in counts.items())
+        where = ", ".join(f"{pnode} ({count} VNode{'' if count == 1 else 's'})" for pnode, count in counts.items())
         text = f"epoch {self.record.epoch} on {where}, from step {event.start_step}"
-        out.append(Log("placement", text, event.start_step))
-        if event.reasons:
-            out.append(Log("note", "placement: " + "; ".join(event.reasons), event.start_step))
+        text += f"; predicted: {event.step_s * 1e3:.3g} ms a step" if event.step_s and self._run else ""
+        out.append(Log("placement", "\n".join((text, *event.reasons)), event.start_step))
         self.stage = Stage.RAISING
         self._wait("raise", "store", f"epoch {self.record.epoch}", START_S, now)
         out.append(Record(epoch=self.record.epoch))

@@ -85,8 +85,12 @@ def _say_up(terminal: Terminal, cluster: Cluster, word: str) -> None:
     if terminal.json:
         terminal.record({"home": str(cluster.home), **cluster.to_json()})
         return
+    from cli.units import plural
+
     names = " ".join(process.name for process in cluster.pnodes) or "no PNodes"
-    terminal.line(f"{word}: orchestrator {cluster.address}, {names} ({cluster.threads} threads each)", style="green")
+    terminal.line(
+        f"{word}: orchestrator {cluster.address}, {names} ({plural(cluster.threads, 'thread')} each)", style="green"
+    )
     terminal.line(f"store {cluster.store}, logs {cluster.home / 'logs'}")
     terminal.next("dcnr train mlp-digits", "dcnr status", "dcnr down")
 
@@ -179,7 +183,8 @@ def show_pnodes(terminal: Terminal, pnodes: list[PNodeInfo]) -> None:
     colours = {"alive": "green", "lost": "red"}
     styles = {(index, 1): colours.get(node.state, "yellow") for index, node in enumerate(pnodes)}
     columns = ("pnode", "state", "compute", "vnodes>", "sessions", "device", "threads>", "speed>", "memory>", "lag>")
-    terminal.table((*columns, "seen>", "host"), rows, empty="no PNodes", styles=styles)
+    spare = ("host", "lag", "device", "threads", "memory", "speed", "seen", "sessions")
+    terminal.table((*columns, "seen>", "host"), rows, empty="no PNodes", styles=styles, spare=spare)
 
 
 def orchestrator(

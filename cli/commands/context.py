@@ -34,8 +34,12 @@ def ls(home: HomeOption = None, output: OutputOption = Output.text) -> None:
 
 @app.command("use", cls=Command)
 def use(
-    name: Annotated[str, typer.Argument(help="The context's name; 'local' is the cluster of the home folder.")],
-    address: Annotated[str | None, typer.Argument(help="tcp://host:port, to add or change it.")] = None,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The context's name; 'local' is the cluster of the home folder.")
+    ],
+    address: Annotated[
+        str | None, typer.Argument(metavar="ADDRESS", help="tcp://host:port, to add or change it.")
+    ] = None,
     home: HomeOption = None,
 ) -> None:
     """Talk to this orchestrator from now on."""
@@ -50,7 +54,9 @@ def use(
 
 
 @app.command("rm", cls=Command)
-def rm(name: Annotated[str, typer.Argument(help="The context's name.")], home: HomeOption = None) -> None:
+def rm(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The context's name.")], home: HomeOption = None
+) -> None:
     """Forget a context; the cluster itself is left alone."""
     from cli.context import Contexts, home_folder
     from cli.terminal import Terminal

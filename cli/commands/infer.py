@@ -67,7 +67,8 @@ def infer(
 
 def generate(
     network: ModelArgument,
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to go on from.")] = "\n",
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The text to go on from.")] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The same, as an option.")] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, max=1_000_000, help="How many tokens.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="Only among the k likeliest; 0: all.")] = 0,
@@ -85,13 +86,17 @@ def generate(
     from cli.terminal import Terminal
     from cli.units import duration
     from cli.using import generate_text
+    from wire.errors import UsageError
 
+    if text is not None and prompt is not None:
+        raise UsageError("the text is given twice", hint="TEXT or --prompt")
+    start = text if text is not None else prompt if prompt is not None else "\n"
     terminal = Terminal(output.form)
     sampling = Sampling(temperature, top_k, top_p)
     sampling.check()
     result = run(
         generate_text(
-            network, prompt, max_tokens, sampling, terminal, orchestrator, home, timeout, seed=seed, cache=not no_cache
+            network, start, max_tokens, sampling, terminal, orchestrator, home, timeout, seed=seed, cache=not no_cache
         )
     )
     if terminal.json:

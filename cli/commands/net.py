@@ -87,7 +87,7 @@ def about_of(path: Path) -> str:
 
 @app.command("new", cls=Command)
 def new(
-    name: Annotated[str, typer.Argument(help="The new network's id; written to NAME.yaml.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The new network's id; written to NAME.yaml.")],
     source: Annotated[
         str, typer.Option("--from", metavar="NETWORK", help="The shipped network to start from.")
     ] = "mlp-digits",

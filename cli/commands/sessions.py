@@ -84,7 +84,8 @@ def show_sessions(terminal: Terminal, sessions: list[SessionInfo]) -> None:
     ]  # fmt: skip
     styles = {(index, 1): STATE_STYLES.get(info.state, "") for index, info in enumerate(sessions)}
     columns = ("session", "state", "step>", "loss>", "tokens/s>", "eta>", "saved>", "pnodes", "created", "note")
-    terminal.table(columns, rows, empty="no sessions", styles=styles)
+    spare = ("created", "eta", "tokens/s", "pnodes", "saved")
+    terminal.table(columns, rows, empty="no sessions", styles=styles, spare=spare)
 
 
 def pause(

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from cli import progress
-from cli.progress import Course, JsonView, PlainView, RunState, sparkline, view
+from cli.progress import Course, JsonView, PlainView, RunState, note_lines, sparkline, view
 from cli.terminal import Terminal
 from wire.messages import StepReport
 
@@ -107,3 +107,10 @@ def test_sparkline() -> None:
     assert sparkline([1.0, 1.0], 8) == "▁▁"
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
     assert len(sparkline(list(range(100)), 10)) == 10
+
+
+def test_a_run_shows_where_it_runs_and_leaves_the_reasons_to_the_log() -> None:
+    assert note_lines("placement", "epoch 1 on p1 (2 VNodes)\nwhy") == ["epoch 1 on p1 (2 VNodes)"]
+    assert note_lines("state", "running") == []
+    assert note_lines("state", "running: again") == ["running: again"]
+    assert note_lines("error", "p2 is lost\nhow") == ["error: p2 is lost", "  how"]

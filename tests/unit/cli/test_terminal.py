@@ -8,7 +8,8 @@ import json
 import pytest
 
 from cli.running import report
-from cli.terminal import Terminal, literal, literal_block, moves_cursor
+from cli.terminal import Terminal, literal, literal_block, moves_cursor, narrowed
+from cli.tree import app
 from wire.errors import BadFileError, UnreachableError, UsageError
 
 ESCAPE = "\x1b"
@@ -116,3 +117,29 @@ def test_a_bug_is_one_line_with_its_place(capsys: pytest.CaptureFixture[str]) ->
     shown = capsys.readouterr().err
     assert "a bug in DCNR: ValueError: odd (test_terminal.py:" in shown
     assert len(shown.splitlines()) == 2
+
+
+def test_a_narrow_terminal_leaves_columns_out_one_by_one() -> None:
+    names, widths, spare = ["name", "shape", "note"], [10, 20, 5], ["shape", "note"]
+    assert narrowed(names, widths, spare, 41) == []
+    assert narrowed(names, widths, spare, 40) == ["shape"]
+    assert narrowed(names, widths, spare, 17) == ["shape", "note"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["trian"], "error: no such command 'trian'. Did you mean 'train'?\n  hint: dcnr --help\n"),
+        (["--nope"], "error: no such option: --nope\n  hint: dcnr --help\n"),
+        (["train"], "error: missing argument 'NETWORK'\n  hint: dcnr train --help\n"),
+        (["generate", "a", "b", "c"], "error: unexpected extra argument(s) (c)\n  hint: dcnr generate --help\n"),
+    ],
+)
+def test_wrong_arguments_are_two_lines(
+    arguments: list[str], shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["dcnr", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        app(prog_name="dcnr")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == shown

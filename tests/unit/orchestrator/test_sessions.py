@@ -74,7 +74,9 @@ class Story:
         return [one for one in found if (one.message is None if kind is None else type(one.message) is kind)]
 
     def place(self, step: int = 0) -> list[Command]:
-        placed = events.Placed({"a": "p1", "b": "p1", "loss": "p2"}, {"p1": 1, "p2": 4}, "p2", step, ("why",))
+        placed = events.Placed(
+            {"a": "p1", "b": "p1", "loss": "p2"}, {"p1": 1, "p2": 4}, "p2", step, ("why",), step_s=0.025
+        )
         self.feed(placed)
         return self.feed(events.Recorded(self.session.record.epoch))
 
@@ -101,6 +103,12 @@ class Story:
         epoch = self.session.record.epoch
         self.feed(events.PartsArrived(epoch, step))
         return self.feed(events.Committed(epoch, step, f"hash{step}"))
+
+
+def test_where_it_runs_is_one_short_line_and_the_reasons_follow() -> None:
+    story = Story().run()
+    told = [command.text for command in story.commands if isinstance(command, Log) and command.kind == "placement"]
+    assert told == ["epoch 1 on p1 (2 VNodes), p2 (1 VNode), from step 0; predicted: 25 ms a step\nwhy"]
 
 
 def test_deploys_in_two_phases() -> None:

@@ -55,6 +55,7 @@ from pnode.flow import GradientFlow
 from pnode.hub import Hub
 from pnode.inference import Inference
 from pnode.kvcache import KVCaches
+from pnode.norms import pack_norms, read_norms
 from pnode.share import Share, hop_problem, microbatch_rows
 from pnode.tensors import Packed, Received
 from wire.errors import DCNRError
@@ -201,7 +202,10 @@ class Session:
                 payload = Received(message.tensors, frames)
                 self.post(TieVersionArrived(sender, message.step, message.owner, payload))
             case GradientReport():
-                norms = tuple((index, value) for index, value in message.norms)
+                norms = read_norms(frames)
+                if norms is None:
+                    self.refuse("bad-report", f"{sender}'s report of step {message.step + 1} has no readable norms")
+                    return
                 self.post(ReportArrived(sender, message.step, norms, message.finite, message.culprit))
             case Verdict():
                 decision = Decision(
@@ -276,9 +280,9 @@ class Session:
                 )  # fmt: skip
             case SendReport(to, step, norms, finite, culprit):
                 message = GradientReport(
-                    self.id, self.share.epoch, self.share.replica, step, self.share.pnode, list(norms), finite, culprit
+                    self.id, self.share.epoch, self.share.replica, step, self.share.pnode, finite, culprit
                 )
-                self._send(to, message)
+                self._send(to, message, Packed((), (pack_norms(norms),)))
             case SendVerdict(to, d):
                 verdict = Verdict(
                     self.id, self.share.epoch, self.share.replica, d.step, d.apply, d.scale, d.count, d.gradient_norm,

@@ -287,7 +287,8 @@ class TieVersion(Message, tag="tie_version", frozen=True):
 class GradientReport(Message, tag="gradient_report", frozen=True):
     """Squared gradient norms of one step, one per trainable tensor, and whether all is finite; to the loss's PNode.
 
-    `norms`: [index of the parameter in network order, sum of squares of the gradient summed over the microbatches].
+    Frame 0 is msgpack of list[tuple[int, float]], since a PNode may have more tensors than a header holds: index of the
+    parameter in network order, sum of squares of its gradient summed over the microbatches.
     """
 
     session: str
@@ -295,7 +296,6 @@ class GradientReport(Message, tag="gradient_report", frozen=True):
     replica: int
     step: int
     pnode: str
-    norms: list[tuple[int, float]]
     finite: bool
     culprit: str  # first VNode in network order with a value that is not finite, or ""
 

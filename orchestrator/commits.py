@@ -15,7 +15,7 @@ from orchestrator.records import SessionRecord
 from storage.checkpoints import DataPosition, Head, Manifest, commit
 from storage.keys import DIGEST, session_prefix
 from storage.retention import prune
-from storage.store import Store, StoreUnavailableError
+from storage.store import Store, StoreError, StoreUnavailableError
 from wire.errors import RemoteError
 from wire.messages import Part
 
@@ -157,8 +157,8 @@ class Committer:
         self.head: Head | None = None
         self.environment: list[str] = []
 
-    async def commit(self, manifest: Manifest, *, keep: int, under_way: set[str]) -> Head:
-        """Make it the head and drop what is older than `keep` checkpoints. Call with `lock` held.
+    async def commit(self, manifest: Manifest) -> Head:
+        """Make it the head. Call with `lock` held.
 
         A store that does not answer is tried again for a minute. Raises `StoreError`.
         """
@@ -172,6 +172,12 @@ class Committer:
                 await asyncio.sleep(RETRY_S)
         assert self.head is not None
         self.environment = list(manifest.environment)
-        if keep > 0:
-            await prune(self._store, self.prefix, keep, under_way=under_way)
         return self.head
+
+    async def prune(self, keep: int, under_way: set[str]) -> str:
+        """Drop what is older than `keep` checkpoints; "" or why not: what is committed is, whatever comes of this."""
+        try:
+            await prune(self._store, self.prefix, keep, under_way=under_way)
+        except StoreError as error:
+            return f"older checkpoints could not be deleted: {error.message}"
+        return ""

@@ -46,6 +46,7 @@ class SessionDriver:
         self.log = log
         self.changed = asyncio.Event()
         self.gone = asyncio.Event()
+        self._removed: asyncio.Future[None] | None = None
         self.peers: dict[str, PeerRef] = {}
         self.memory_bytes: dict[str, int] = {}
         self.committer = Committer(service.store, session.record.network, session.id)
@@ -87,6 +88,11 @@ class SessionDriver:
             return []
         return [f"{', '.join(names)}: parts of step {step}" for step, names in self._cuts.awaited().items() if names]
 
+    async def removed(self) -> None:
+        """Wait until the removal that was asked for is done. Raises `DCNRError` if the session had to stay."""
+        if self._removed is not None:
+            await asyncio.shield(self._removed)
+
     async def create(self) -> None:
         """Store the new session. Raises `DCNRError`."""
         record = self.session.record
@@ -114,7 +120,7 @@ class SessionDriver:
             case Record(epoch=epoch):
                 service.registry.put_session(record)
                 self._latest = sealed_session(record)
-                service.spawn(self._write(epoch), f"record of {record.session}")
+                service.spawn(self._write(epoch), f"record of {record.session}", durable=True)
                 self._stir()
             case events.Place(pnodes=pnodes, placement=placement):
                 if self._placing is not None:
@@ -128,7 +134,8 @@ class SessionDriver:
             case events.Commit(step=step):
                 service.spawn(self._commit(record.epoch, step), f"commit of {record.session}")
             case events.Delete():
-                service.spawn(self._delete(), f"removal of {record.session}")
+                self._removed = asyncio.get_running_loop().create_future()
+                service.spawn(self._delete(), f"removal of {record.session}", durable=True)
             case _:
                 assert_never(command)
 
@@ -141,6 +148,8 @@ class SessionDriver:
         """Store the newest record, unless a later write did already."""
         async with self._writing:
             data, self._latest = self._latest, b""
+            if self.gone.is_set():
+                return
             try:
                 if data:
                     await self._write_bytes(data)
@@ -193,6 +202,9 @@ class SessionDriver:
         except DCNRError as error:
             self.feed(events.NotPlaced(error.message, error.hint))
             return
+        except Exception as error:
+            self.feed(events.NotPlaced(*_defect(error)))
+            raise
         if session.stage is not Stage.PLACING:
             return
         self._listed, self._resume = listed, resume
@@ -258,6 +270,8 @@ class SessionDriver:
     async def _commit(self, epoch: int, step: int) -> None:
         record, service = self.session.record, self.service
         async with self.committer.lock:
+            if self.session.removing:
+                return
             ready = self._ready.pop(step, None)
             cuts, listed = self._cuts, self._listed
             if ready is None or cuts is None or listed is None or cuts.epoch != epoch or record.epoch != epoch:
@@ -279,24 +293,52 @@ class SessionDriver:
             cuts.done(step)
             under_way = cuts.under_way() | {part.digest for later, _ in self._ready.values() for part in later}
             try:
-                head = await self.committer.commit(manifest, keep=record.keep, under_way=under_way)
+                head = await self.committer.commit(manifest)
             except DCNRError as error:
                 self.feed(events.CommitFailed(step, error.message, error.hint))
                 return
+            except Exception as error:
+                self.feed(events.CommitFailed(step, *_defect(error)))
+                raise
+            if problem := await self.committer.prune(record.keep, under_way):
+                self.note("warning", problem)
         note = environment_note(before, environment)
         self.feed(events.Committed(epoch, step, head.hash, note))
 
     async def _delete(self) -> None:
-        """Forget the session: first the record, so that nothing half-deleted comes back, then what it stored."""
-        name = self.session.id
+        """Forget the session: first the record, so that nothing half-deleted comes back, then what it stored.
+
+        Its name stays taken until all is deleted, for what is below its prefix would be a namesake's.
+        """
+        name, left, problem = self.session.id, "", None
         try:
             async with self._writing, self.committer.lock:
                 await self.service.forget_session(self)
-                await delete_all(self.service.store, self.committer.prefix)
+                self.gone.set()
+                try:
+                    await delete_all(self.service.store, self.committer.prefix)
+                except DCNRError as error:
+                    left = error.message
         except DCNRError as error:
-            self.service.logger.warning("not all removed", session=name, error=str(error))
+            problem = error
+        except Exception as error:
+            text, hint = _defect(error)
+            problem = DCNRError(text, hint=hint)
+            raise
         finally:
-            self.gone.set()
+            if self.gone.is_set():
+                self.service.release_name(self)
+            else:
+                text = problem.message if problem is not None else "this orchestrator is ending"
+                self.feed(events.NotDeleted(f"{name} could not be removed: {text}", problem.hint if problem else ""))
+            if left:
+                self.service.logger.warning("removed, but not all that it stored", session=name, error=left)
+            if self._removed is not None and not self._removed.done():
+                if problem is not None:
+                    self._removed.set_exception(problem)
+                    self._removed.exception()  # nobody has to be waiting for it
+                else:
+                    self._removed.set_result(None)
             self._stir()
 
     async def close(self) -> None:
@@ -304,3 +346,8 @@ class SessionDriver:
         if self._latest:
             with contextlib.suppress(DCNRError):
                 await self._write(0)
+
+
+def _defect(error: Exception) -> tuple[str, str]:
+    """Text and hint of what nobody foresaw: whoever waits has to hear of it now, not at a deadline."""
+    return f"{type(error).__name__}: {error}", "this is a defect of DCNR: please report it, with the orchestrator's log"

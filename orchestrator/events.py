@@ -130,6 +130,14 @@ class CommitFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class NotDeleted:
+    """The session could not be removed, so it stays."""
+
+    text: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class MemberLost:
     """An incarnation of a PNode is final."""
 
@@ -145,7 +153,7 @@ class Ticked:
 
 Event = (
     Acted | Placed | NotPlaced | Recorded | NotRecorded | Answered | Denied | Reported | Held | RunBroke | PartsArrived
-    | Committed | CommitFailed | MemberLost | Ticked
+    | Committed | CommitFailed | NotDeleted | MemberLost | Ticked
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------ commands

@@ -118,7 +118,7 @@ class Handlers:
 
     async def _watch_session(self, message: messages.WatchSession, frames: Sequence[Frame]) -> object:
         driver = self._session(message.session)
-        deadline = self._service.now() + min(max(message.wait_s, 0.0), MAX_WATCH_S)
+        deadline = self._service.now() + _bounded(message.wait_s, MAX_WATCH_S)
         while True:
             changed = driver.changed
             found = driver.log.after(message.after, min(message.limit, 2000))
@@ -222,7 +222,7 @@ class Handlers:
             for driver in mine:
                 driver.feed(events.Acted("remove", force=True))
             async with asyncio.timeout(REMOVE_S):
-                await asyncio.gather(*(driver.gone.wait() for driver in mine))
+                await asyncio.gather(*(driver.removed() for driver in mine))
             info = views.network(service, record)
             await service.truth.drop_network(message.network)
             del service.networks[message.network]
@@ -240,7 +240,9 @@ class Handlers:
 
     async def _create_session(self, message: messages.CreateSession, frames: Sequence[Frame]) -> object:
         service = self._service
-        async with self._lock("sessions"):
+        if message.network not in service.networks:
+            raise self._unknown(message.network)
+        async with self._lock("sessions"), self._lock(f"network {message.network}"):
             for driver in service.sessions.values():
                 if driver.session.record.request_id == message.request_id:
                     return views.session(service, driver)
@@ -315,7 +317,7 @@ class Handlers:
         info = views.session(self._service, driver)
         if message.action == "remove":
             async with asyncio.timeout(REMOVE_S):
-                await driver.gone.wait()
+                await driver.removed()
         return info
 
     async def _shut_down(self, message: messages.ShutDown, frames: Sequence[Frame]) -> object:
@@ -356,6 +358,11 @@ class _Refusal(DCNRError):
 def _not_deployed(session: str, name: str) -> _Refusal:
     hint = f"dcnr resume {session} or dcnr infer {session} deploys it" if session else f"dcnr train {name}"
     return _Refusal("not-deployed", f"{name} is not deployed", hint)
+
+
+def _bounded(seconds: float, most: float) -> float:
+    """A time that a client gave; a NaN would end the event loop."""
+    return min(seconds, most) if seconds > 0 else 0.0
 
 
 def _age(driver: SessionDriver) -> tuple[float, str]:

@@ -83,6 +83,7 @@ class Service:
         self.last_epochs: dict[str, int] = {}
         self._home = home
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._durable: set[asyncio.Task[Any]] = set()
         self._stopping = asyncio.Event()
         self._error: DCNRError | None = None
         self.members = Members(self)
@@ -107,9 +108,16 @@ class Service:
         """A request id that nobody else makes."""
         return str(new_request_id())
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run something beside the loop's other work; a failure is logged."""
+    def spawn(self, work: Coroutine[Any, Any, None], name: str, *, durable: bool = False) -> asyncio.Task[None]:
+        """Run something beside the loop's other work; a failure is logged.
+
+        `durable`: it writes the truth, so the end waits for it. (A write that is only cancelled here may still be
+        carried out, and the next one would take it for another orchestrator's.)
+        """
         task = asyncio.ensure_future(self._guard(work, name))
+        if durable:
+            self._durable.add(task)
+            task.add_done_callback(self._durable.discard)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -185,6 +193,8 @@ class Service:
             raise self._error
 
     async def _close(self) -> None:
+        if self._durable and self._error is None:
+            await asyncio.wait(list(self._durable), timeout=STOP_S)
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -359,11 +369,14 @@ class Service:
         return driver
 
     async def forget_session(self, driver: SessionDriver) -> None:
-        """Delete a session's record, so that it does not come back."""
+        """Delete a session's record, so that it does not come back. Its name stays taken until `release_name`."""
         name = driver.session.id
         self.last_epochs.pop(name, None)
         self.last_epochs[name] = driver.session.record.epoch
         await self.truth.put_epochs(self.last_epochs)
         await self.truth.drop_session(name)
-        self.registry.drop_session(name)
-        self.sessions.pop(name, None)
+
+    def release_name(self, driver: SessionDriver) -> None:
+        """Nothing is left of a session: another one may have its name."""
+        self.registry.drop_session(driver.session.id)
+        self.sessions.pop(driver.session.id, None)

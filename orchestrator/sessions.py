@@ -43,6 +43,8 @@ class Session:
         self.stage = Stage.DOWN
         self.deployment: Deployment | None = None
         self.waits: dict[str, Wait] = {}
+        self.removing = False
+        """It is being deleted: it takes no action and hears nothing, so that nothing of it is written again."""
         self.step_s = 0.0
         self.tokens_s = 0.0
         self._term = term
@@ -108,6 +110,9 @@ class Session:
         """What to do about an event. Raises `ActionRefusedError` for an action that can't be done now."""
         self._story.append(f"{now:.3f} {self.record.state}/{self.stage.value}: {str(event)[:200]}")
         out: list[Command] = []
+        if self.removing:
+            self._ignore(event, out)
+            return out
         match event:
             case events.Acted():
                 self._act(event, now, out)
@@ -146,6 +151,8 @@ class Session:
                 self._warn(f"step {step} could not be committed: {text}", out)
                 if self.state in ACTIVE:
                     self._fail(f"step {step} could not be committed: {text}", hint, out)
+            case events.NotDeleted():
+                pass
             case events.MemberLost():
                 self._member_lost(event, out)
             case events.Ticked():
@@ -176,15 +183,35 @@ class Session:
                 if not event.force:
                     self._refuse_if_active("removed")
                 self._take_down(out)
+                self.waits.clear()
+                self.removing = True
                 out.append(events.Delete())
             case other:
                 raise ActionRefusedError(
                     f"there is no action {other!r}", hint="start, pause, resume, stop, deploy, undeploy, remove"
                 )
 
+    def _ignore(self, event: Event, out: list[Command]) -> None:
+        """What is heard while the session is being deleted."""
+        match event:
+            case events.Acted(action="remove"):
+                pass
+            case events.Acted():
+                raise ActionRefusedError(f"{self.id} is being removed", hint="dcnr ps")
+            case events.NotDeleted(text=text, hint=hint):
+                self.removing = False
+                if self.state in ACTIVE:
+                    self._fail(text, hint, out)
+                else:
+                    self._warn(text, out)
+                    out.append(Record())
+            case _:
+                pass
+
     def _begin(self, event: events.Acted, now: float, out: list[Command]) -> None:
         record = self.record
         if self.state in (State.STARTING, State.RUNNING):
+            self._hold_after_start = ""
             return
         if self.state not in RESUMABLE:
             what = "started" if event.action == "start" else "resumed"
@@ -273,6 +300,8 @@ class Session:
         )
         self._recent.clear()
         self.record.step = event.start_step
+        if event.start_step < self.record.committed:
+            self.record.committed, self.record.final_hash = event.start_step, ""
         for problem in event.problems:
             self._warn(problem, out)
         counts = {pnode: list(event.placement.values()).count(pnode) for pnode in self.pnodes}

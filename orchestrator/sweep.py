@@ -1,6 +1,7 @@
 """Garbage collection: deletes what no record and no head's ancestry names.
 
-Sessions that are deployed are left alone, for parts of a cut under way look like garbage; so are young blobs. Folders
+Sessions that are deployed are left alone, for parts of a cut under way look like garbage; so are young blobs, and
+sessions with a damaged head or manifest, of which nobody can say what is needed. Folders
 of sessions that the registry does not know are leftovers of a removal that was cut short.
 """
 
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from storage.blobs import Blobs
 from storage.keys import network_prefix
 from storage.retention import collect
-from storage.store import Entry
+from storage.store import CorruptError, Entry
 from wire.messages import GarbageInfo
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ async def sweep(service: Service, network: str, *, dry_run: bool) -> GarbageInfo
         if network not in ("", session.record.network) or session.in_use:
             continue
         async with driver.committer.lock:
-            found += await collect(service.store, driver.committer.prefix, dry_run=dry_run)
+            try:
+                found += await collect(service.store, driver.committer.prefix, dry_run=dry_run)
+            except CorruptError as error:
+                driver.note("warning", f"no garbage was collected: {error.message}")
     found += await _leftovers(service, network, dry_run=dry_run)
     if not network:
         keep = {record.digest for record in service.networks.values()}

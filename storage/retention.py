@@ -27,8 +27,8 @@ from wire.errors import MisuseError
 async def newest_complete(store: Store, prefix: str) -> Resume:
     """The newest committed checkpoint whose parts are all there, with a report of all that was passed over.
 
-    Manifests that no head ever named are ignored: they may be half of a step. Only if the head itself can't be read
-    are all manifests considered, the newest first.
+    Manifests that no head ever named are ignored. Only if the head, or a manifest in its line, can't be read are all
+    (older) manifests considered, the newest first: each was written when all its parts were there.
     """
     problems: list[str] = []
     head: Head | None = None
@@ -57,6 +57,8 @@ async def newest_complete(store: Store, prefix: str) -> Resume:
             manifest = await read_manifest(store, prefix, key, digest)
         except (NotFoundError, CorruptError, BadKeyError) as error:
             problems.append(f"step {step} has no usable manifest: {error}")
+            if not candidates:  # the chain is broken here; older cuts are whole all the same
+                candidates = [other async for other in _manifests(store, prefix) if _step_of(other) < step][::-1]
             continue
         missing = await missing_parts(store, prefix, manifest)
         if not missing:
@@ -73,8 +75,13 @@ async def newest_complete(store: Store, prefix: str) -> Resume:
     return Resume(None, head=head, problems=problems)
 
 
-async def ancestry(store: Store, prefix: str, head: Head | None) -> AsyncGenerator[tuple[str, Manifest], None]:
-    """Key and manifest of the head and its ancestors, newest first, as far as they are still there."""
+async def ancestry(
+    store: Store, prefix: str, head: Head | None, *, stop_at_damage: bool = False
+) -> AsyncGenerator[tuple[str, Manifest], None]:
+    """Key and manifest of the head and its ancestors, newest first, as far as they are still there.
+
+    Raises CorruptError at a damaged manifest, unless it is to stop there.
+    """
     key = head.manifest_key if head else ""
     seen: set[str] = set()
     while key and key not in seen and len(seen) < MAX_ANCESTORS:
@@ -83,6 +90,10 @@ async def ancestry(store: Store, prefix: str, head: Head | None) -> AsyncGenerat
             manifest = await read_manifest(store, prefix, key, check_manifest_key(prefix, key))
         except NotFoundError:
             return
+        except CorruptError:
+            if stop_at_damage:
+                return
+            raise
         yield key, manifest
         key = manifest.parent
 
@@ -95,7 +106,7 @@ async def prune(store: Store, prefix: str, keep: int, *, under_way: Collection[s
     """
     if keep < 1:
         raise MisuseError(f"keep is {keep}", hint="at least one checkpoint is kept")
-    lines = [line async for line in ancestry(store, prefix, await read_head(store, prefix))]
+    lines = [line async for line in ancestry(store, prefix, await read_head(store, prefix), stop_at_damage=True)]
     kept = {part.digest for _, manifest in lines[:keep] for part in manifest.parts} | set(under_way)
     old = lines[keep:]
     parts = {part.digest for _, manifest in old for part in manifest.parts} - kept

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from orchestrator import events
+from orchestrator.records import SESSIONS_PREFIX
 from orchestrator.registry import Registry
 from storage.checkpoints import read_head
 from storage.keys import session_prefix
+from storage.store import StoreUnavailableError
 from tests.integration.orchestrator.cluster import PEERS, StandIn, cluster, network_bytes
 from wire import messages
 from wire.ids import new_request_id
@@ -252,6 +256,133 @@ async def test_a_deployed_network_is_removed_only_by_force(tmp_path: Path) -> No
         await here.create()
         done = await here.client.state("toy-1", "finished")
         assert done.epoch == 2, "no epoch is used twice, though the id is"
+
+
+class Slow:
+    """A store that deletes one prefix only when it is told to; or whose deletes and writes fail."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.go = asyncio.Event()
+        self.waiting = asyncio.Event()
+        self.broken = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def delete(self, key: str) -> None:
+        if self.broken:
+            raise StoreUnavailableError("the disk is on fire", key=key, hint="put it out")
+        self.waiting.set()
+        await self.go.wait()
+        await self._store.delete(key)
+
+
+async def test_nothing_of_a_removed_session_is_written_again(tmp_path: Path) -> None:
+    """While it is being deleted its name is taken, it can't be resumed, and cuts under way are not committed."""
+    async with cluster(tmp_path, step_s=0.02) as here:
+        await here.network()
+        await here.create(steps=5000, checkpoint_every=2)
+        await here.client.until("toy-1", lambda info: info.committed > 2)
+        slow = Slow(here.service.truth._store)
+        here.service.truth._store = slow
+        driver = here.service.sessions["toy-1"]
+        driver.feed(events.Acted("remove", force=True))
+        await asyncio.wait_for(slow.waiting.wait(), 5)
+        with pytest.raises(RefusedError, match="is being removed"):
+            await here.client.act("toy-1", "resume")
+        with pytest.raises(RefusedError, match="there is a session toy-1 already"):
+            await here.create(name="toy-1")
+        slow.go.set()
+        await driver.removed()
+        await asyncio.sleep(0.5)
+        assert [entry.key async for entry in here.store.list("networks/")] == []
+        assert [entry.key async for entry in here.store.list(SESSIONS_PREFIX)] == []
+        assert (await here.create(name="toy-1")).state == "starting"
+
+
+async def test_a_removal_that_fails_is_said_and_can_be_tried_again(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as here:
+        await here.network()
+        await here.create()
+        await here.client.state("toy-1", "finished")
+        slow = Slow(here.service.truth._store)
+        here.service.truth._store, slow.broken = slow, True
+        with pytest.raises(RefusedError, match="the disk is on fire"):
+            await here.client.act("toy-1", "remove")
+        assert (await here.client.session("toy-1")).state == "finished"
+        with pytest.raises(RefusedError, match="the disk is on fire"):
+            await here.client.ask(messages.RemoveNetwork(str(new_request_id()), "toy", True), messages.NetworkInfo)
+        assert here.service.networks.keys() == {"toy"}
+        slow.broken = False
+        slow.go.set()
+        await here.client.ask(messages.RemoveNetwork(str(new_request_id()), "toy", True), messages.NetworkInfo)
+        assert [entry.key async for entry in here.store.list("networks/")] == []
+
+
+async def test_a_commit_stands_though_older_checkpoints_can_not_be_deleted(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as here:
+        await here.network()
+        slow = Slow(here.service.store)
+        slow.broken = True
+        here.service.store = slow  # type: ignore[assignment]
+        await here.create(checkpoint_every=10)
+        done = await here.client.state("toy-1", "finished")
+        assert done.committed == 40
+        watch = messages.WatchSession(str(new_request_id()), "toy-1", 0, 0.0)
+        told = [event.text for event in (await here.client.ask(watch, messages.WatchInfo)).events]
+        assert any("older checkpoints could not be deleted: the disk is on fire" in text for text in told)
+
+
+async def test_the_end_waits_for_records_that_are_being_written(tmp_path: Path) -> None:
+    """A cancelled write is carried out all the same; the next one took it for another orchestrator's."""
+
+    class Late(Slow):
+        async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+            return str(await asyncio.shield(asyncio.ensure_future(self._later(key, data, etag))))
+
+        async def _later(self, key: str, data: bytes, etag: str) -> str:
+            await asyncio.sleep(1.0)
+            return str(await self._store.put_if_match(key, data, etag))
+
+    async with cluster(tmp_path) as here:
+        await here.network()
+        await here.create(start=False)
+        here.service.truth._store = Late(here.service.truth._store)
+        for action in ("stop", "resume", "stop"):
+            here.service.sessions["toy-1"].feed(events.Acted(action))
+            await asyncio.sleep(0.05)
+        here.service.stop()
+        address = here.address
+        await here.down()
+        await here.up(bind=address)
+        assert (await here.client.session("toy-1")).state == "stopped"
+
+
+async def test_what_nobody_foresaw_fails_the_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster(tmp_path) as here:
+        await here.network()
+
+        async def broken(*_: object) -> None:
+            raise ZeroDivisionError("planted")
+
+        monkeypatch.setattr("orchestrator.driver.newest_complete", broken)
+        await here.create()
+        failed = await here.client.state("toy-1", "failed")
+        assert "ZeroDivisionError: planted" in failed.error
+        assert len(here.bugs) == 1
+        here.bugs.clear()
+
+
+async def test_a_wait_that_is_no_number_is_no_wait(tmp_path: Path) -> None:
+    """A timer at NaN would end the event loop."""
+    async with cluster(tmp_path) as here:
+        await here.network()
+        await here.create(start=False)
+        for seconds in (float("nan"), float("-inf"), -1.0):
+            watch = messages.WatchSession(str(new_request_id()), "toy-1", 99, seconds)
+            async with asyncio.timeout(5):
+                assert (await here.client.ask(watch, messages.WatchInfo)).events == []
 
 
 async def test_garbage_is_listed_then_deleted(tmp_path: Path) -> None:

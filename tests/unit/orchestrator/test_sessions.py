@@ -456,6 +456,48 @@ def test_remove_releases_then_deletes() -> None:
     assert [type(command) for command in out] == [Tell, events.Delete]
 
 
+def test_while_it_is_being_removed_it_takes_no_action_and_hears_nothing() -> None:
+    """Or its record would be written again after it was deleted, and come back at the next start."""
+    story = Story().run()
+    story.act("remove", force=True)
+    assert story.act("remove", force=True) == []
+    for action in ("resume", "pause", "stop", "deploy", "undeploy"):
+        with pytest.raises(ActionRefusedError, match="is being removed"):
+            story.act(action)
+    assert story.commit(9) == []
+    assert story.feed(events.RunBroke("p1", 1, "a", "boom", "")) == []
+    assert story.feed(events.Ticked(), after=1e6) == []
+    out = story.feed(events.NotDeleted("the disk is full", "make room"))
+    assert Record() in out
+    assert (story.session.state, story.session.record.error) == (State.FAILED, "the disk is full")
+    story.act("resume")
+    assert story.session.state is State.STARTING
+
+
+def test_resume_takes_back_a_pause_that_waits_for_the_start() -> None:
+    story = Story()
+    story.act("start")
+    story.act("pause")
+    story.act("resume")
+    story.answer(story.answer(story.place()))
+    assert story.session.state is State.RUNNING
+
+
+def test_a_step_that_was_lost_is_not_called_saved() -> None:
+    """The store lost the newest checkpoints: what is made again is not durable before it is committed again."""
+    story = Story(committed=30, final_hash="f" * 64, state="stopped")
+    story.act("resume", until=35)
+    preparing = story.place(20)
+    assert (story.session.record.committed, story.session.record.final_hash) == (20, "")
+    story.answer(story.answer(preparing))
+    story.act("pause")
+    story.hold(25, commit=False)
+    assert story.session.state is State.PAUSING
+    story.commit(25)
+    assert story.session.state is State.PAUSED
+    assert story.session.record.committed == 25
+
+
 def test_a_failed_commit_fails_the_run() -> None:
     story = Story().run()
     story.feed(events.PartsArrived(1, 10))

@@ -335,6 +335,27 @@ async def test_a_damaged_head_falls_back_and_can_be_replaced(store: LocalStore) 
     assert (await newest_complete(store, PREFIX)).problems == []
 
 
+async def test_a_damaged_manifest_costs_one_step_and_stops_nothing(store: LocalStore) -> None:
+    """The line of the head ends at it: older cuts are found all the same, and pruning goes on with the newer ones."""
+    await save_cut(store, 10)
+    await save_cut(store, 20)
+    head = await save_cut(store, 30)
+    await store.put(head.manifest_key, b"{}")
+    resume = await newest_complete(store, PREFIX)
+    assert resume.manifest is not None
+    assert resume.manifest.step == 20
+    assert "step 30 has no usable manifest" in resume.problems[0]
+    with pytest.raises(CorruptError):
+        await collect(store, PREFIX, dry_run=False)
+    for step in (40, 50, 60):
+        parts = [await save_part(store, PREFIX, vnode, state_of(vnode, step)) for vnode in VNODES]
+        head = await commit(store, PREFIX, manifest_of(step, parts, head), head)
+        await prune(store, PREFIX, 2)
+    assert await load_cut(store) == 60
+    kept = [entry.key.rpartition("/")[2].partition("-")[0] async for entry in store.list(f"{PREFIX}manifests/")]
+    assert [int(step) for step in kept] == [10, 20, 30, 50, 60]
+
+
 async def test_strangers_in_the_folder_are_no_checkpoints(store: LocalStore, tmp_path: Path) -> None:
     folder = tmp_path / "store" / PREFIX / "manifests"
     folder.mkdir(parents=True)

@@ -167,6 +167,7 @@ async def check(
             moved(step)
             if step >= steps:
                 break
+    await rest(client, info)
     reports = await client.ask(InspectSession(str(new_request_id()), info.session), list[VNodeReport])
     crossed = sum(report.bytes_out for report in reports)
     machines = len({report.pnode for report in reports})
@@ -196,6 +197,26 @@ async def losses(client: Client, info: SessionInfo) -> AsyncIterator[tuple[int, 
         if still > STEP_TIMEOUT_S:
             whom = "; ".join(watched.session.waiting) or f"{info.session} ({watched.session.state})"
             raise UnreachableError(f"no step for {still:.0f} s, waiting for {whom}")
+
+
+async def rest(client: Client, info: SessionInfo) -> None:
+    """Wait until the run has ended: its last step is applied before its last checkpoint is stored.
+
+    Raises: `DCNRError` when it fails, `UnreachableError` naming who is awaited when it takes too long.
+    """
+    deadline = time.monotonic() + STEP_TIMEOUT_S
+    after = 0
+    while True:
+        watched = await client.watch(info.session, after, 1.0)
+        after = watched.events[-1].seq if watched.events else after
+        problem = failure(watched.session)
+        if problem is not None:
+            raise problem
+        if watched.session.state in ("finished", "paused", "stopped"):
+            return
+        if time.monotonic() > deadline:
+            whom = "; ".join(watched.session.waiting) or "its last checkpoint"
+            raise UnreachableError(f"{info.session} has not ended for {STEP_TIMEOUT_S:.0f} s, waiting for {whom}")
 
 
 async def read_trace(store: Store, info: SessionInfo, step: int, expected: Traced) -> Traced:

@@ -17,7 +17,7 @@ from cli.client import Client
 from cli.cluster import Cluster
 from cli.commands.sessions import settle
 from cli.context import read_json, write_json
-from cli.following import failure, follow
+from cli.following import failure, follow, newest_event
 from cli.local import batches
 from cli.preparing import Overrides, Prepared, prepare
 from cli.processes import birth_of
@@ -109,8 +109,8 @@ def keep_nothing_of(home: Path) -> list[str]:
 
 async def train_or_go_on(
     client: Client, cluster: Cluster, plan: DemoPlan, prepared: Prepared, terminal: Terminal
-) -> SessionInfo:
-    """The demo's session, running: an unfinished one goes on, else a new one."""
+) -> tuple[SessionInfo, int]:
+    """The demo's session, running: an unfinished one goes on, else a new one; and the last event before that."""
     network = prepared.network.id
     earlier = sorted(await client.sessions(network), key=lambda info: (info.created, info.session))
     last = earlier[-1] if earlier else None
@@ -119,9 +119,10 @@ async def train_or_go_on(
             f"found {last.session}, {last.state}, saved at step {last.committed} of {last.steps}: going on from there "
             f"(--fresh starts anew)"
         )
+        seen = await newest_event(client, last.session)
         if last.state == "running":
-            return last
-        return await client.act(last.session, "resume", timeout_s=120.0)
+            return last, seen
+        return await client.act(last.session, "resume", timeout_s=120.0), seen
     if plan.resume:
         raise DCNRError(f"there is nothing to resume in {plan.home}", hint="dcnr demo starts a new one")
     if last is not None:
@@ -129,17 +130,17 @@ async def train_or_go_on(
         terminal.line(f"found {last.session}, {how}: starting a new one")
     await put_inputs(cluster.store, prepared, terminal)
     await put_network(client, prepared, replace=True)
-    return await create(client, Wish(network, pnodes=plan.pnodes, tag="demo"), prepared, terminal)
+    return await create(client, Wish(network, pnodes=plan.pnodes, tag="demo"), prepared, terminal), 0
 
 
 async def show(
     client: Client, cluster: Cluster, plan: DemoPlan, prepared: Prepared, terminal: Terminal, every_s: float
 ) -> Shown:
     """Train, compare with one process, sample. Raises the run's failure."""
-    session = await train_or_go_on(client, cluster, plan, prepared, terminal)
+    session, seen = await train_or_go_on(client, cluster, plan, prepared, terminal)
     terminal.line("Ctrl-C ends everything; dcnr demo then goes on from the last checkpoint", style="dim")
     try:
-        followed = await follow(client, session, view(terminal, every_s=every_s))
+        followed = await follow(client, session, view(terminal, every_s=every_s), after=seen)
     except asyncio.CancelledError:
         await save_now(client, session, terminal)
         raise

@@ -83,7 +83,7 @@ def show_graph(terminal: Terminal, network: Network) -> None:
     forward = sum(cost.forward_flops for cost in graph.costs.values())
     terminal.line(
         f"{units.plural(len(graph.nodes), 'node')}, {units.plural(len(graph.edges), 'edge')}, "
-        f"{units.count(parameters)} parameters, {units.compact(forward)}FLOPs forward for each sample"
+        f"{units.count(parameters)} parameters, {units.compact(forward, gap=True)}FLOPs forward for each sample"
     )
 
 

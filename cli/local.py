@@ -34,6 +34,9 @@ def train_local(
 
     Raises: `BadFileError`; `DCNRError` when a value stops being finite.
     """
+    from pnode.waiting import sleep_while_waiting
+
+    sleep_while_waiting()
     from cli.exporting import check_target
     from pnode.reference import train
 

@@ -25,6 +25,7 @@ class Overrides:
     """What the command line changes in the network file, as `key=value` texts."""
 
     sets: tuple[str, ...] = ()
+    data: str = ""
 
     @staticmethod
     def of(sets: Sequence[str] | None, *, steps: int = 0, seed: int | None = None, data: str = "") -> Overrides:
@@ -39,7 +40,7 @@ class Overrides:
             given.append(f"train.seed={seed}")
         if data:
             given.append(f"train.data.text={data}")
-        return Overrides(tuple(given))
+        return Overrides(tuple(given), data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,11 @@ def prepare(source: str, overrides: Overrides, terminal: Terminal, *, cache: Pat
     from networks.load import load, read_recipe
     from pnode.data import pack
 
+    if overrides.data and (own := read_recipe(source, _without_data(overrides)).data) is not None and own.dataset:
+        raise UsageError(
+            f"--data gives text, but {source} is made for the data set {own.dataset!r}",
+            hint="dcnr net new NAME --from gpt-char starts from a network for text",
+        )
     recipe = read_recipe(source, overrides.sets)
     if recipe.data is None:
         raise UsageError(
@@ -68,3 +74,7 @@ def prepare(source: str, overrides: Overrides, terminal: Terminal, *, cache: Pat
     names = {"vocab": packed.vocab} if packed.vocab is not None else {}
     network = load(source, sets=overrides.sets, vars=names)
     return Prepared(network, packed)
+
+
+def _without_data(overrides: Overrides) -> list[str]:
+    return [text for text in overrides.sets if not text.startswith("train.data")]

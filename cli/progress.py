@@ -90,6 +90,11 @@ class RunState:
         return (self.target - self.step) * sum(seconds for _, seconds in self.recent) / len(self.recent)
 
     @property
+    def rests(self) -> bool:
+        """Nothing is expected to move."""
+        return self.state in ("finished", "failed", "paused", "stopped", "created")
+
+    @property
     def still_s(self) -> float:
         """Seconds since the last step."""
         return time.monotonic() - self.moved
@@ -109,12 +114,13 @@ class RunState:
 
     def stall(self) -> str:
         """Why nothing moves: "no progress for 12 s, waiting for p2: …"; "" while it moves."""
-        if self.still_s < STALLED_S:
+        if self.still_s < STALLED_S or self.rests:
             return ""
-        reason = "; ".join(self.waiting) or (
-            "the orchestrator has not said for whom" if self.state == "running" else self.state
-        )
-        return f"no progress for {self.still_s:.0f} s, waiting for {reason}"
+        still = f"no progress for {self.still_s:.0f} s"
+        if self.waiting:
+            whom = "; ".join(self.waiting)
+            return f"{still}: {whom}" if " waits for " in whom else f"{still}, waiting for {whom}"
+        return f"{still}: {self.state}; nobody is overdue yet" if self.state else still
 
 
 class View(Protocol):
@@ -291,7 +297,7 @@ class LiveView:
             return Text("")
         bar = ProgressBar(total=max(1, state.target), completed=state.step, pulse=not state.recent)
         eta = f"ETA {units.duration(max(1.0, state.eta_s))}" if state.recent else state.state or "starting"
-        eta = "" if state.step >= state.target else eta
+        eta = "" if state.step >= state.target or state.rests else eta
         row = Table.grid(padding=(0, 1), expand=True)
         row.add_column(no_wrap=True)
         row.add_column(ratio=1)
@@ -313,7 +319,7 @@ def note_lines(kind: str, text: str) -> list[str]:
     first, *rest = text.splitlines() or [""]
     if kind == "placement":  # the reasons are for `dcnr logs` and `dcnr plan`
         return [first]
-    if kind == "state" and first in ("created", "running"):  # what is shown says so
+    if kind == "state" and first in ("created", "running", "failed", "paused", "stopped"):  # what is shown says so
         return []
     return [f"{kind}: {first}" if kind in ("warning", "error") else first, *(f"  {line}" for line in rest)]
 

@@ -20,14 +20,15 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def compact(number: float) -> str:
-    """A count or rate in at most five characters: 950, 12.3k, 4.56M."""
+def compact(number: float, *, gap: bool = False) -> str:
+    """A count or rate in at most five characters: 950, 12.3k, 4.56M; with a gap for a unit that follows: 12.3 k."""
+    space = " " if gap else ""
     value = float(number)
     for unit in ("", "k", "M", "G", "T"):
         if abs(value) < 999.5 or unit == "T":
             if not unit:
-                return f"{value:.0f}" if abs(value) >= 10 or value == int(value) else f"{value:.1f}"
-            return f"{value:.2f}{unit}" if abs(value) < 10 else f"{value:.1f}{unit}"
+                return (f"{value:.0f}" if abs(value) >= 10 or value == int(value) else f"{value:.1f}") + space
+            return f"{value:.2f}{space}{unit}" if abs(value) < 10 else f"{value:.1f}{space}{unit}"
         value /= 1000
     raise AssertionError("unreachable")
 

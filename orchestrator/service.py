@@ -157,8 +157,10 @@ class Service:
             granted[pnode] = max(incarnation, granted.get(pnode, 0))
         self.membership = Membership(lease_s=self.membership.lease_s, granted=granted)
         networks, sessions = await self.truth.networks(), await self.truth.sessions()
-        if self.registry.fresh:
+        if self.registry.damaged:
             self.logger.warning("registry rebuilt from the store", damaged=self.registry.damaged)
+        elif self.registry.fresh and networks:
+            self.logger.info("registry made anew from the store", networks=len(networks), sessions=len(sessions))
         self.registry.rebuild(networks, sessions)
         self.networks = {record.network: record for record in networks}
         for record in sessions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import MutableMapping
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -22,11 +23,14 @@ class _Tee:
     def __init__(self, file: logging.Handler) -> None:
         self._file = file
         self._json = structlog.processors.JSONRenderer()
-        self._plain = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        self._on_terminal = sys.stderr.isatty()
+        self._plain = structlog.dev.ConsoleRenderer(colors=self._on_terminal)
 
     def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
         line = str(self._json(logger, method, dict(event)))
         self._file.emit(logging.LogRecord("dcnr", logging.INFO, "", 0, line, None, None))
+        if self._on_terminal:
+            event = {**event, "timestamp": time.strftime("%H:%M:%S")}
         return str(self._plain(logger, method, dict(event)))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from pnode.waiting import sleep_while_waiting
 from wire.errors import DCNRError, MisuseError, UsageError
 from wire.loop import run as run_loop
 
@@ -60,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run a PNode; the exit code. Every foreseen error is one line."""
+    sleep_while_waiting()
     try:
         arguments = make_parser().parse_args(argv)
         return run_loop(_serve(arguments))

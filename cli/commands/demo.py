@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,6 +54,11 @@ def demo(
         prepared = prepared_for(plan, terminal)
         cluster = begin(plan, terminal)
         shown = run(_show(cluster, plan, prepared, terminal, every), grace_s=None)
+    except KeyboardInterrupt:
+        with terminal.waiting("ending all processes"):
+            leave(plan.home)
+        terminal.line("all processes have ended; the next demo goes on from what is saved", style="dim")
+        raise
     finally:
         leave(plan.home)
     if terminal.json:
@@ -60,11 +66,22 @@ def demo(
     terminal.line(f"all processes have ended; store and logs are in {plan.home}", style="dim")
     if shown.compared and shown.largest_difference:
         raise DCNRError("the run differs from one process", hint=f"dcnr verify {network} shows where")
-    terminal.next("dcnr demo", f"dcnr verify {network}", "dcnr up")
+    terminal.next(*_activation(), f"dcnr verify {network}", "dcnr up")
+
+
+def _activation() -> tuple[str, ...]:
+    """What makes `dcnr` a command of this shell, if it isn't one: `make demo` runs it from its own environment."""
+    import shutil
+    import sys
+    from pathlib import Path
+
+    script = Path(sys.prefix) / "bin" / "activate"
+    if shutil.which("dcnr") or not script.exists():
+        return ()
+    return (f"source {os.path.relpath(script)}",)
 
 
 def _home(home: str | None) -> Path:
-    import os
     from pathlib import Path
 
     if home:

@@ -70,10 +70,11 @@ def read_corpus(source: str, *, limit_bytes: int | None, special_tokens: tuple[s
     if limit_bytes is None and len(text) > MAX_TEXT_BYTES:
         raise DataError(f"{source} holds more than {MAX_TEXT_BYTES} bytes", hint="set data.limit_bytes, or use a .bin")
     if not text:
-        raise DataError(f"{source} holds no text", hint="an empty file, or a folder without UTF-8 text files")
+        raise DataError(f"{source} holds no text", hint="only UTF-8 text is read; nothing hidden, no links")
     data = text.encode()
     digest = hashlib.sha256(data).hexdigest()
-    many = f", {files} files" if files > 1 else ""
+    unit = "texts" if source.endswith(".jsonl") else "files"
+    many = f", {files:,} {unit}" if files > 1 else ""
     return Corpus(text, digest, f"{name}{many}, {len(data):,} bytes{' (limited)' if cut else ''}, sha256 {digest[:12]}")
 
 
@@ -81,7 +82,8 @@ def _mode(path: Path) -> int:
     try:
         return path.stat().st_mode
     except (OSError, ValueError) as error:
-        hint = f"or write '{STDLIB}'" if isinstance(error, FileNotFoundError) else ""
+        missing = isinstance(error, FileNotFoundError)
+        hint = f"a text file, a folder, .jsonl or .bin; {STDLIB!r} needs no file" if missing else ""
         raise DataError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}", hint=hint) from error
 
 

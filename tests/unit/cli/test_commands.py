@@ -144,3 +144,14 @@ def test_verify_options() -> None:
     assert _splits("") == []
     with pytest.raises(UsageError):
         _kinds("random:0")
+
+
+def test_text_for_a_network_that_is_made_for_a_data_set(own_home: Path) -> None:
+    (own_home / "some.txt").write_text("some text")
+    shown = call("train", "mlp-digits", "--local", "--data", "some.txt", code=2)
+    assert "mlp-digits is made for the data set 'digits'" in shown
+    assert "--from gpt-char" in shown
+
+
+def test_the_text_to_go_on_from_is_given_once() -> None:
+    assert "given twice" in call("generate", "x", "a", "--prompt", "b", code=2)

@@ -114,3 +114,22 @@ def test_a_run_shows_where_it_runs_and_leaves_the_reasons_to_the_log() -> None:
     assert note_lines("state", "running") == []
     assert note_lines("state", "running: again") == ["running: again"]
     assert note_lines("error", "p2 is lost\nhow") == ["error: p2 is lost", "  how"]
+
+
+@pytest.mark.parametrize(
+    ("state", "waiting", "shown"),
+    [
+        ("running", ["p2: start, for 3 s"], "no progress for 9 s, waiting for p2: start, for 3 s"),
+        (
+            "running",
+            ["p1 waits for p2: activation, for 3 s"],
+            "no progress for 9 s: p1 waits for p2: activation, for 3 s",
+        ),
+        ("running", [], "no progress for 9 s: running; nobody is overdue yet"),
+        ("failed", ["p2: start"], ""),
+    ],
+)
+def test_why_nothing_moves_reads_as_a_sentence(state: str, waiting: list[str], shown: str) -> None:
+    run = RunState("gpt-1", 10, state=state, waiting=waiting)
+    run.moved -= 9
+    assert run.stall() == shown

@@ -463,7 +463,9 @@ class Session:
             return
         text = f"PNode {event.pnode} is lost: {event.reason}"
         if self.state in ACTIVE:
-            self._fail(text, f"dcnr resume {self.id} goes on from step {self.record.committed} on the others", out)
+            asked = self.record.pnodes or self.record.wanted  # what was asked for can't be had without it
+            resume = f"dcnr resume {self.id}" + (f" --pnodes {max(1, len(deployment.pnodes) - 1)}" if asked else "")
+            self._fail(text, f"{resume} goes on from step {self.record.committed} on the others", out)
         else:
             self._warn(f"{text}; {self.id} is not deployed any more", out)
             self._take_down(out)

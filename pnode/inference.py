@@ -282,7 +282,7 @@ class Inference:
             self._failed(asked, "compute", error.message, error.hint)
         else:
             self.hub.log.error("inference", error="".join(traceback.format_exception(error)))
-            vnode = str(self.session.share.plan.stages[stage].nodes[0])
+            vnode = getattr(error, "vnode", "") or str(self.session.share.plan.stages[stage].nodes[0])
             self._failed(asked, "compute", f"{type(error).__name__}: {error}", "", vnode=vnode)
 
     def _failed(self, asked: InferInput, code: str, text: str, hint: str, *, vnode: str = "") -> None:

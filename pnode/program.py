@@ -28,7 +28,7 @@ Slots = list[Any]
 
 @dataclass(slots=True)
 class Op:
-    """One call. `ins`, `outs`: slots. `chain`: calls to make one after the other on a single tensor."""
+    """One call. `ins`, `outs`: slots. `chain`: calls to make one after the other on a single tensor, `links`: whose."""
 
     node: NodeId
     call: Callable[..., Any]
@@ -37,6 +37,7 @@ class Op:
     ports: tuple[str, ...]
     hooks: tuple[int, ...] = ()
     chain: tuple[Callable[[Any], Any], ...] = ()
+    links: tuple[NodeId, ...] = ()
     is_fork: bool = False
 
 
@@ -73,29 +74,38 @@ class Program:
     kept: set[int] = field(default_factory=set)
 
     def run(self, slots: Slots, ops: Sequence[Op]) -> None:
-        """Carry out `ops`. Slots of inputs and arrivals are set before; the others are set by this."""
-        for op in ops:
-            ins = op.ins
-            if op.chain:
-                value = slots[ins[0]]
-                for call in op.chain:
-                    value = call(value)
-                slots[op.outs[0]] = value
-            elif len(op.outs) == 1:
-                if len(ins) == 1:
-                    value = op.call(slots[ins[0]])
-                elif len(ins) == 2:
-                    value = op.call(slots[ins[0]], slots[ins[1]])
+        """Carry out `ops`. Slots of inputs and arrivals are set before; the others are set by this.
+
+        An error gets the attribute `vnode`: whose call it was.
+        """
+        op, link = None, 0
+        try:
+            for op in ops:
+                ins = op.ins
+                if op.chain:
+                    value = slots[ins[0]]
+                    for link, call in enumerate(op.chain):  # noqa: B007
+                        value = call(value)
+                    slots[op.outs[0]] = value
+                elif len(op.outs) == 1:
+                    if len(ins) == 1:
+                        value = op.call(slots[ins[0]])
+                    elif len(ins) == 2:
+                        value = op.call(slots[ins[0]], slots[ins[1]])
+                    else:
+                        value = op.call(*[slots[i] for i in ins])
+                    slots[op.outs[0]] = value
                 else:
-                    value = op.call(*[slots[i] for i in ins])
-                slots[op.outs[0]] = value
-            else:
-                values = op.call(*[slots[i] for i in ins])
-                for out, value in zip(op.outs, values, strict=True):
-                    slots[out] = value
-            for hooked in op.hooks:
-                if slots[hooked].requires_grad:
-                    slots[hooked].register_hook(tidy)
+                    values = op.call(*[slots[i] for i in ins])
+                    for out, value in zip(op.outs, values, strict=True):
+                        slots[out] = value
+                for hooked in op.hooks:
+                    if slots[hooked].requires_grad:
+                        slots[hooked].register_hook(tidy)
+        except Exception as error:
+            if op is not None:
+                error.vnode = str(op.links[link] if op.links else op.node)  # type: ignore[attr-defined]
+            raise
 
 
 def compile_stage(
@@ -263,8 +273,9 @@ def _fuse(program: Program) -> list[Op]:
             and uses[op.ins[0]] == 1
             and op.ins[0] not in kept
         ):
-            fused[-1] = Op(last.node, last.call, last.ins, op.outs, op.ports, op.hooks, (*last.chain, op.call))
+            chain, links = (*last.chain, op.call), (*last.links, op.node)
+            fused[-1] = Op(last.node, last.call, last.ins, op.outs, op.ports, op.hooks, chain, links)
         else:
-            chain = (op.call,) if simple else ()
-            fused.append(Op(op.node, op.call, op.ins, op.outs, op.ports, op.hooks, chain))
+            chain, links = ((op.call,), (op.node,)) if simple else ((), ())
+            fused.append(Op(op.node, op.call, op.ins, op.outs, op.ports, op.hooks, chain, links))
     return fused

@@ -39,6 +39,29 @@ def test_unused_and_frozen_branches_give_no_gradient_and_wait_for_none(tmp_path:
     assert all(stage.stash_count == 0 for stage in cut.stages)
 
 
+def test_an_error_names_the_vnode_that_failed_not_the_first_of_its_stage(tmp_path: Path) -> None:
+    """Calls are fused into chains; each link keeps its name."""
+    network = read(MLP, tmp_path)
+    reference = Reference(network, Memory(network))
+    inputs = dict(Memory(network).batch("train", 0, 0))
+    (wrong,) = (name for name in inputs if inputs[name].dtype == torch.int64)
+    with pytest.raises(IndexError, match="out of bounds") as caught:
+        reference.executor.infer({}, {**inputs, wrong: torch.full_like(inputs[wrong], 999)}, {"loss"})
+    assert caught.value.vnode == "loss"  # type: ignore[attr-defined]
+    for node in ("fc1", "fc2", "head"):
+
+        def broken(*_: object, node: str = node) -> None:
+            raise ZeroDivisionError(node)
+
+        program = Reference(network, Memory(network)).executor.program
+        for op in program.fused:
+            op.chain = tuple(broken if link == node else call for link, call in zip(op.links, op.chain, strict=True))
+        slots: list = [torch.zeros(7, 12)] * program.size
+        with pytest.raises(ZeroDivisionError) as planted:
+            program.run(slots, program.fused)
+        assert planted.value.vnode == node  # type: ignore[attr-defined]
+
+
 def test_what_is_live_is_known_from_the_graph(tmp_path: Path) -> None:
     network = read(MLP.replace("id: fc2, type: linear,", "id: fc2, type: linear, frozen: true,"), tmp_path)
     live = find_live(network.graph)

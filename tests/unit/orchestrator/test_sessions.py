@@ -269,6 +269,15 @@ def test_loss_of_a_pnode_fails_the_run_and_resume_places_anew() -> None:
     assert story.session.record.step == 10
 
 
+@pytest.mark.parametrize("asked", [{"pnodes": 2}, {"wanted": {"a": "p1"}}])
+def test_after_a_loss_the_hint_names_a_number_of_pnodes_that_can_be_had(asked: dict[str, Any]) -> None:
+    story = Story(**asked).run()
+    story.feed(events.MemberLost("p1", 1, "silence"))
+    assert story.session.record.hint.startswith("dcnr resume gpt-1 --pnodes 1 goes on")
+    story.act("resume", pnodes=1)
+    assert (story.session.record.pnodes, story.session.record.wanted) == (1, {})
+
+
 def test_loss_of_a_pnode_while_paused_keeps_the_state() -> None:
     story = Story().run()
     story.answer(story.act("pause"))

@@ -45,7 +45,7 @@ async def follow(client: Client, session: SessionInfo, view: View, *, after: int
         _adopt(state, past.session)
     view.begin(state)
     verdict = "detached"
-    quiet_since = time.monotonic()
+    quiet_since = state.heard = time.monotonic()
     try:
         while True:
             try:
@@ -61,7 +61,7 @@ async def follow(client: Client, session: SessionInfo, view: View, *, after: int
                 state.waiting = [f"the orchestrator at {client.address}"]
                 view.idle(state)
                 continue
-            quiet_since = time.monotonic()
+            quiet_since = state.heard = time.monotonic()
             session = watched.session
             _take(state, session, watched.events, view)
             if watched.events:

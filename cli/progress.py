@@ -66,6 +66,7 @@ class RunState:
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=40))  # targets, seconds of a step
     course: Course = field(default_factory=lambda: Course())
     moved: float = field(default_factory=lambda: time.monotonic())
+    heard: float | None = None  # when the orchestrator last answered; None: there is none
 
     def take(self, reports: Iterable[StepReport]) -> None:
         """Steps were applied."""
@@ -117,6 +118,9 @@ class RunState:
         if self.still_s < STALLED_S or self.rests:
             return ""
         still = f"no progress for {self.still_s:.0f} s"
+        silent_s = 0.0 if self.heard is None else time.monotonic() - self.heard
+        if silent_s > STALLED_S:
+            return f"{still}: the orchestrator has not answered for {silent_s:.0f} s"
         if self.waiting:
             whom = "; ".join(self.waiting)
             return f"{still}: {whom}" if " waits for " in whom else f"{still}, waiting for {whom}"

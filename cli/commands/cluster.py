@@ -174,7 +174,8 @@ def show_pnodes(terminal: Terminal, pnodes: list[PNodeInfo]) -> None:
 
     rows = [
         (
-            node.pnode, node.state, node.compute, node.vnodes, ",".join(node.sessions) or "-", node.profile.device,
+            node.pnode, node.state, node.compute if node.state == "alive" else "-",
+            node.vnodes, ",".join(node.sessions) or "-", node.profile.device,
             node.profile.threads, f"{compact(node.profile.flops, gap=True)}FLOP/s", size(node.rss_bytes),
             f"{node.loop_lag_s * 1000:.1f} ms", ago(node.seen_s), node.profile.host,
         )

@@ -122,5 +122,10 @@ def confirm(terminal: Terminal, question: str) -> None:
         raise UsageError("this deletes something, and nobody is here to ask", hint="--yes says it is meant")
     terminal.err.write(f"{literal(question)} [y/N] ")
     terminal.err.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    try:
+        answer = sys.stdin.readline().strip().lower()
+    except KeyboardInterrupt:
+        terminal.err.write("\n")
+        raise
+    if answer not in ("y", "yes"):
         raise DCNRError("nothing was deleted")

@@ -141,7 +141,7 @@ def say_next(terminal: Terminal, info: SessionInfo) -> None:
     if info.bit_exact:
         terminal.line(info.bit_exact, style="yellow")
     if info.state == "finished":
-        use = f"dcnr generate {info.network}" if info.tokenizer_digest else f"dcnr infer {info.network}"
+        use = f"dcnr generate {info.network}" if info.tokenizer_digest else f"dcnr infer {info.network} -i FILE"
         terminal.next(use, f"dcnr eval {info.network}", f"dcnr export {info.session}")
     elif info.state in ("paused", "stopped", "created"):
         terminal.next(f"dcnr resume {info.session}")

@@ -133,3 +133,10 @@ def test_why_nothing_moves_reads_as_a_sentence(state: str, waiting: list[str], s
     run = RunState("gpt-1", 10, state=state, waiting=waiting)
     run.moved -= 9
     assert run.stall() == shown
+
+
+def test_a_silent_orchestrator_is_said_to_be_silent() -> None:
+    run = RunState("gpt-1", 10, state="running")
+    run.moved -= 9
+    run.heard = run.moved
+    assert run.stall() == "no progress for 9 s: the orchestrator has not answered for 9 s"

@@ -47,7 +47,7 @@ def test_demo_is_interrupted_resumed_and_begun_anew(dcnr: Dcnr) -> None:
     child = dcnr.start("demo", "--steps", "3000", *TINY, "--every", "0.1")
     found = read_until(child, "going on from there", timeout=90)
     assert "found gpt-char-1, paused" in found
-    read_until(child, "running", timeout=60)
+    read_until(child, "epoch 2 on ", timeout=60)
     child.send_signal(signal.SIGTERM)
     assert child.wait(timeout=30) == 143
     assert dcnr.daemons() == []

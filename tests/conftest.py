@@ -19,14 +19,17 @@ def one_torch_thread() -> None:
     torch.set_num_threads(1)
 
 
+OURS = {"cli.main", "pnode.main", "orchestrator.main", "dcnr", "dcnr-pnode", "dcnr-orchestrator", "weed"}
+"""Words of a command line, less their folders, by which our processes are known."""
+
+
 def our_processes() -> list[psutil.Process]:
     """Living descendants of the test run that are DCNR daemons or test servers."""
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
-            if child.status() != psutil.STATUS_ZOMBIE and any(
-                name in " ".join(child.cmdline()) for name in ("dcnr", "pnode.main", "orchestrator.main", "weed")
-            ):
+            words = {os.path.basename(word) for word in child.cmdline()}
+            if child.status() != psutil.STATUS_ZOMBIE and words & OURS:
                 found.append(child)
         except psutil.Error:
             continue

@@ -114,19 +114,20 @@ async def test_a_write_whose_reply_is_lost_counts_once(store: Store, proxy: Brea
 
 
 async def test_a_lost_reply_does_not_hide_another_writer(store: Store, proxy: BreakingProxy, s3_url: str) -> None:
-    """The first attempt never arrives, another writer creates the object with the same bytes: that is not our write."""
+    """No attempt arrives before another writer has created the object with the same bytes: that is not our write."""
     async with open_store(s3_url) as other:
-        stolen = asyncio.Event()
+        lost, stolen = asyncio.Event(), asyncio.Event()
 
         def lose(exchange: Exchange) -> bytes | None:
-            if exchange.method == "PUT" and exchange.number == 1:
-                stolen.set()
+            if exchange.method == "PUT" and not stolen.is_set():
+                lost.set()
                 return b""
             return None
 
         async def steal() -> None:
-            await stolen.wait()
+            await lost.wait()
             await other.put_if_absent("k", b"same")
+            stolen.set()
 
         proxy.before = lose
         thief = asyncio.create_task(steal())

@@ -56,6 +56,12 @@ class SessionRecord(msgspec.Struct, forbid_unknown_fields=True):
     error: str = ""
     hint: str = ""
     bit_exact: str = ""
+    placement: dict[str, str] = {}
+    """Of the present epoch, so that another orchestrator can take the run over."""
+    incarnations: dict[str, int] = {}
+    loss_pnode: str = ""
+    start_step: int = 0
+    recoveries: int = 0
     version: int = 1
 
 
@@ -64,6 +70,8 @@ class TermRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     cluster: str
     term: int
+    addresses: list[str] = []
+    """Where the orchestrator of this term is, for PNodes that don't find it where it was."""
     version: int = 1
 
 

@@ -112,6 +112,8 @@ class SessionBeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     state: str
     waiting_for: str
     waiting_s: float
+    moved: int = 0  # grows with every step, and with every byte fetched while state is "preparing"
+    uncommitted: list[int] = []  # cuts that are in the store, as far as this PNode goes, and not known as committed
 
 
 class Heartbeat(Message, tag="heartbeat", frozen=True):
@@ -125,6 +127,7 @@ class Heartbeat(Message, tag="heartbeat", frozen=True):
     loop_lag_s: float
     compute: str  # "idle", "busy", "stalled", "dead"
     compute_s: float  # how long the running action has taken so far
+    heard: list[PeerRef] = []  # processes of other PNodes from which anything came since the last report
 
 
 class HeartbeatAck(Message, tag="heartbeat_ack", frozen=True):
@@ -178,6 +181,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store_prefix: str  # of the session: parts and manifests go below it
     checkpoint_every: int  # 0: only at the end and on demand
     trace: bool = False  # write parameters and gradients of every step below store_prefix (dcnr verify)
+    max_uncommitted: int = 10  # cuts made and not known as committed, above which training waits
 
 
 class StartRun(Message, tag="start_run", frozen=True):
@@ -394,6 +398,8 @@ class RunFailed(Message, tag="run_failed", frozen=True):
     vnode: str
     text: str
     hint: str
+    cause: str = ""  # numbers, peer, compute, wait, store, input, defect
+    peer: str = ""  # the PNode that could not be reached, for the cause "peer"
 
 
 # ---------------------------------------------------------------- inference: client -> input stages -> … -> client
@@ -497,6 +503,7 @@ class PNodeInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loop_lag_s: float
     compute: str
     pid: int = 0
+    health: str = ""  # "" or why it gets no VNodes: its compute thread died, hangs, …
 
 
 class NetworkInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -535,6 +542,7 @@ class SessionInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: str = ""
     tokenizer_digest: str = ""
     data_digest: str = ""
+    recoveries: int = 0  # placements made because something was lost
 
 
 class SessionEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -655,6 +663,29 @@ class ActOnSession(Message, tag="act_on_session", frozen=True):
     until: int = 0
     pnodes: int = 0
     placement: dict[str, str] = {}
+
+
+class Rebalance(Message, tag="rebalance", frozen=True):
+    """What the best placement on the PNodes of now would gain a deployed session. Body: RebalanceInfo.
+
+    `apply`: also move there, at a cut of its own: hold, save, place anew, go on.
+    """
+
+    request_id: str
+    session: str
+    apply: bool = False
+
+
+class RebalanceInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The present placement and the best one, both predicted for the PNodes of now; `moved`: VNode -> its new PNode."""
+
+    session: str
+    present: PlanInfo
+    best: PlanInfo
+    gain: float  # present step time / best step time
+    moved: dict[str, str]
+    moved_bytes: int  # state that has to be fetched
+    applied: bool
 
 
 class WatchSession(Message, tag="watch_session", frozen=True):

@@ -73,6 +73,15 @@ class Stage(Enum):
     UP = "up"
 
 
+STAGES: dict[Stage, frozenset[Stage]] = {
+    Stage.DOWN: frozenset({Stage.DOWN, Stage.PLACING}),
+    Stage.PLACING: frozenset({Stage.DOWN, Stage.RAISING}),
+    Stage.RAISING: frozenset({Stage.DOWN, Stage.PREPARING}),
+    Stage.PREPARING: frozenset({Stage.DOWN, Stage.UP}),
+    Stage.UP: frozenset({Stage.DOWN}),
+}
+
+
 class ActionRefusedError(DCNRError):
     """An action that the session's state does not allow."""
 

@@ -16,7 +16,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -148,7 +147,7 @@ def _announce(home: Path, service: Service) -> dict[str, Any]:
         "cluster": service.truth.term.cluster,
         "store": service.store.url,
         "version": service.version,
-        "started": time.time(),
+        "started": service.started,
     }
     temporary = home / f".{READY}.{os.getpid()}"
     temporary.write_text(json.dumps(mark, indent=2) + "\n", encoding="utf-8")

@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +68,18 @@ class Service:
         *,
         lease_s: float = membership.LEASE_S,
         version: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.bus = bus
         self.store = store
         self.logger = logger
         self.version = version
-        self.started = time.time()
+        self.now = clock
+        """The clock of all deadlines."""
+        self.wall = wall
+        """The clock of people."""
+        self.started = wall()
         self.truth = Truth(store)
         self.catalog = Catalog(store)
         self.networks: dict[str, NetworkRecord] = {}
@@ -95,14 +101,6 @@ class Service:
     def term(self) -> int:
         """This orchestrator's term."""
         return self.truth.term.term
-
-    def now(self) -> float:
-        """The clock of all deadlines."""
-        return time.monotonic()
-
-    def wall(self) -> float:
-        """The clock of people."""
-        return time.time()
 
     def new_id(self) -> str:
         """A request id that nobody else makes."""

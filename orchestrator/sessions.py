@@ -22,6 +22,7 @@ from orchestrator.lifecycle import (
     HOLD_S,
     PREPARE_S,
     RESUMABLE,
+    STAGES,
     STALL_S,
     START_S,
     TRANSITIONS,
@@ -41,6 +42,7 @@ class Session:
     def __init__(self, record: SessionRecord, *, term: int, new_id: Callable[[], str], restored: bool = False) -> None:
         self.record = record
         self.stage = Stage.DOWN
+        """Changed by `_stage` alone, as `record.state` by `_go`."""
         self.deployment: Deployment | None = None
         self.waits: dict[str, Wait] = {}
         self.removing = False
@@ -282,7 +284,7 @@ class Session:
         if event.pnodes or event.placement:
             self.record.pnodes, self.record.wanted = event.pnodes, dict(event.placement)
         self._run = run
-        self.stage = Stage.PLACING
+        self._stage(Stage.PLACING)
         self._wait("place", "orchestrator", "placement", PREPARE_S, now)
         out.append(events.Place(self.record.pnodes, dict(self.record.wanted)))
 
@@ -309,13 +311,13 @@ class Session:
         text = f"epoch {self.record.epoch} on {where}, from step {event.start_step}"
         text += f"; predicted: {event.step_s * 1e3:.3g} ms a step" if event.step_s and self._run else ""
         out.append(Log("placement", "\n".join((text, *event.reasons)), event.start_step))
-        self.stage = Stage.RAISING
+        self._stage(Stage.RAISING)
         self._wait("raise", "store", f"epoch {self.record.epoch}", START_S, now)
         out.append(Record(epoch=self.record.epoch))
 
     def _prepare(self, now: float, out: list[Command]) -> None:
         self.waits.pop("raise", None)
-        self.stage = Stage.PREPARING
+        self._stage(Stage.PREPARING)
         for pnode in self.pnodes:
             key = self._key("prepare", pnode)
             self._wait(key, pnode, "prepare its VNodes", PREPARE_S, now)
@@ -337,7 +339,7 @@ class Session:
         if any(other.startswith(f"{kind} ") for other in self.waits):
             return
         if kind == "prepare" and self.stage is Stage.PREPARING:
-            self.stage = Stage.UP
+            self._stage(Stage.UP)
             if self._run:
                 self._start(now, out)
             else:
@@ -357,7 +359,7 @@ class Session:
         if self.deployment is not None and self.stage in (Stage.PREPARING, Stage.UP):
             message = messages.Release(self._new_id(), self.id, self.record.epoch, self._term)
             out.append(Tell(tuple(self.pnodes), message, sure=True))
-        self.stage = Stage.DOWN
+        self._stage(Stage.DOWN)
         self.deployment = None
         self._hold_after_start = ""
 
@@ -505,6 +507,12 @@ class Session:
 
     def _wait(self, key: str, who: str, what: str, limit_s: float, now: float) -> None:
         self.waits[key] = Wait(who, what, now, now + limit_s)
+
+    def _stage(self, stage: Stage) -> None:
+        if stage not in STAGES[self.stage]:
+            story = "\n".join(self._story)
+            raise SessionBug(f"the deployment of {self.id} can't go from {self.stage.value} to {stage.value}\n{story}")
+        self.stage = stage
 
     def _go(self, state: State, out: list[Command], text: str = "") -> None:
         if state not in TRANSITIONS[self.state]:

@@ -6,7 +6,6 @@ A lost conditional write means that another orchestrator has the store: `Superse
 from __future__ import annotations
 
 import asyncio
-import uuid
 from typing import TypeVar
 
 import msgspec
@@ -28,6 +27,7 @@ from orchestrator.records import (
 from storage.sealed import seal, unseal
 from storage.store import ConflictError, NotFoundError, Store
 from wire.errors import DCNRError
+from wire.ids import new_boot
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -53,7 +53,7 @@ class Truth:
         """Make this process the orchestrator: a term that nobody had before."""
         for _ in range(TRIES):
             found = await self._read(TERM_KEY, TermRecord)
-            cluster = found.cluster if found is not None else uuid.uuid4().hex[:12]
+            cluster = found.cluster if found is not None else f"{new_boot():x}"[-12:]
             fresh = TermRecord(cluster, (found.term if found is not None else 0) + 1)
             try:
                 await self._write(TERM_KEY, fresh)

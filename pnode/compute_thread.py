@@ -43,12 +43,13 @@ class ComputeThread:
 
     def __init__(
         self, name: str, *, wake: Callable[[Callable[[], None]], Any], prepare: Work | None = None,
-        stalled_s: float = 30.0,
+        stalled_s: float = 30.0, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.name = name
         self.stalled_s = stalled_s
         self.busy_s = 0.0
         self._wake = wake
+        self._clock = clock
         self._prepare = prepare
         self._lanes: OrderedDict[str, deque[_Item]] = OrderedDict()
         self._ready = threading.Condition()
@@ -82,7 +83,7 @@ class ComputeThread:
         doing, since = self._doing, self._since
         if not doing:
             return ComputeStatus("idle", 0.0, "")
-        seconds = time.monotonic() - since
+        seconds = self._clock() - since
         return ComputeStatus("stalled" if seconds > self.stalled_s else "busy", seconds, doing)
 
     def stop(self, timeout_s: float) -> bool:
@@ -101,7 +102,7 @@ class ComputeThread:
         if self._prepare is not None:
             self._prepare()
         while (item := self._next()) is not None:
-            self._since = time.monotonic()
+            self._since = self._clock()
             self._doing = item.name
             result: Any = None
             error: BaseException | None = None
@@ -113,7 +114,7 @@ class ComputeThread:
                 self._death = f"{item.name} ended the thread: {caught!r}"
                 self._hand_back(item.then, None, caught)
                 return
-            self.busy_s += time.monotonic() - self._since
+            self.busy_s += self._clock() - self._since
             self._doing = ""
             self._hand_back(item.then, result, error)
             del item, result, error

@@ -71,7 +71,7 @@ class CutSaver:
         return ""
 
     async def _part(self, vnode: str, state: Any) -> Part:
-        deadline = asyncio.get_running_loop().time() + self._hub.bounds.store_s
+        deadline = self._hub.clock() + self._hub.bounds.store_s
         patience = PATIENCE_S
         while True:
             try:
@@ -80,7 +80,7 @@ class CutSaver:
                         self._store(), self._deployment.store_prefix, vnode, state, known=self._known
                     )
             except StoreUnavailableError as error:
-                if asyncio.get_running_loop().time() + patience > deadline:
+                if self._hub.clock() + patience > deadline:
                     raise
                 self._hub.log.warning("store away", session=self._share.session, vnode=vnode, error=str(error))
                 await asyncio.sleep(patience)

@@ -8,7 +8,8 @@ the heartbeat, and its sessions fail with the cause. Messages of an old term or 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from pnode.measure import environment, make_profile, measure_flops, tune_thread
 from pnode.optimize import warm_up
 from pnode.session import Session
 from storage.open import open_store
+from storage.store import Store
 from wire.bus import Bus
 from wire.errors import DCNRError, RemoteError, UnreachableError
 from wire.ids import new_request_id
@@ -85,17 +87,29 @@ class Options:
 
 
 class Daemon:
-    """See the module. `run` ends after `stop` was called, in good order."""
+    """See the module. `run` ends after `stop` was called, in good order.
 
-    def __init__(self, options: Options, bus: Bus, log: structlog.typing.FilteringBoundLogger) -> None:
+    `make_compute`: gives a compute thread, or what stands for one, by the device's name. With a `profile` nothing is
+    measured and nothing warmed up.
+    """
+
+    def __init__(
+        self, options: Options, bus: Bus, log: structlog.typing.FilteringBoundLogger, *,
+        clock: Callable[[], float] = time.monotonic, open_store: Callable[[str], Store] = open_store,
+        make_compute: Callable[[str], ComputeThread] | None = None, profile: Profile | None = None,
+    ) -> None:  # fmt: skip
         self.options = options
         self.bus = bus
         self.log = log
+        self._clock = clock
+        self._open_store = open_store
+        self._make_compute = make_compute or self._compute_thread
+        self._profile = profile
         self.sessions: dict[str, Session] = {}
         self.incarnation = 0
         self.term = 0
         self.report_every_s = 2.0
-        self.lag = LoopLag()
+        self.lag = LoopLag(clock)
         self.registered = asyncio.Event()
         self._away = asyncio.Event()  # set: register (again)
         self._stopping = asyncio.Event()
@@ -126,7 +140,7 @@ class Daemon:
         """Live until `stop`. Raises `RefusedError` if the orchestrator won't have this PNode."""
         self._hub = Hub(
             self.options.name, self.bus, PeerRef("", 0, [self.options.orchestrator]), self.options.home,
-            self.options.bounds, self._spawn, self.log,
+            self.options.bounds, self._spawn, self.log, clock=self._clock,
         )  # fmt: skip
         self.bus.on_message(self._on_message)
         self.bus.on_loss(self._on_loss)
@@ -136,10 +150,10 @@ class Daemon:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 self._away.set()
-                tasks = [
-                    group.create_task(part)
-                    for part in (self._membership(profile), self._beats(), self._checks(), self.lag.run())
-                ]
+                parts = [self._membership(profile), self._beats(), self._checks()]
+                if self._profile is None:
+                    parts.append(self.lag.run())
+                tasks = [group.create_task(part) for part in parts]
                 await self._stopping.wait()
                 self._say_goodbye()
                 for task in [*tasks, *self._preparing.values()]:
@@ -194,20 +208,25 @@ class Daemon:
         except Exception as error:
             self.log.exception("background work failed", error=str(error))
 
+    def _compute_thread(self, device: str) -> ComputeThread:
+        return ComputeThread(
+            device, wake=asyncio.get_running_loop().call_soon_threadsafe, stalled_s=self.options.bounds.stalled_s,
+            prepare=lambda: tune_thread(self.options.threads), clock=self._clock,
+        )  # fmt: skip
+
     async def _start_computing(self) -> Profile:
-        loop = asyncio.get_running_loop()
         flops = 0.0
         for device in self._devices:
-            compute = ComputeThread(
-                str(device), wake=loop.call_soon_threadsafe, stalled_s=self.options.bounds.stalled_s,
-                prepare=lambda: tune_thread(self.options.threads),
-            )  # fmt: skip
+            compute = self._make_compute(str(device))
             compute.start()
             self._computes.append(compute)
-            await in_compute(compute, "warm up", partial(warm_up, device))
-            flops += await in_compute(compute, "measure", partial(measure_flops, device))
-        profile = make_profile(self._devices, self.options.threads, flops, self.options.version)
+            if self._profile is None:
+                await in_compute(compute, "warm up", partial(warm_up, device))
+                flops += await in_compute(compute, "measure", partial(measure_flops, device))
         self.hub.environment = environment(self._devices[0], self.options.threads)
+        if self._profile is not None:
+            return self._profile
+        profile = make_profile(self._devices, self.options.threads, flops, self.options.version)
         self.log.info("measured", flops=round(flops), threads=self.options.threads, torch=profile.torch)
         return profile
 
@@ -241,7 +260,7 @@ class Daemon:
         if url and url != self._store_url:
             if self.hub.store is not None:
                 await self.hub.store.close()
-            self.hub.store, self._store_url = open_store(url), url
+            self.hub.store, self._store_url = self._open_store(url), url
         self._acked_at = self.hub.clock()
         self.registered.set()
         self.log.info("registered", incarnation=self.incarnation, term=self.term, cluster=answer.cluster, store=url)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 
 EVERY_S = 0.1
 KEPT = 3000
@@ -13,16 +14,17 @@ KEPT = 3000
 class LoopLag:
     """`take` gives the worst since the last call; `percentile` looks at the last five minutes."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._worst = 0.0
         self._seen: deque[float] = deque(maxlen=KEPT)
 
     async def run(self) -> None:
         """Measure until cancelled."""
         while True:
-            due = time.monotonic() + EVERY_S
+            due = self._clock() + EVERY_S
             await asyncio.sleep(EVERY_S)
-            late = max(0.0, time.monotonic() - due)
+            late = max(0.0, self._clock() - due)
             self._seen.append(late)
             self._worst = max(self._worst, late)
 

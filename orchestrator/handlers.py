@@ -124,7 +124,7 @@ class Handlers:
             found = driver.log.after(message.after, min(message.limit, 2000))
             left = deadline - self._service.now()
             if found or left <= 0 or driver.gone.is_set():
-                return messages.WatchInfo(views.session(self._service, driver), found)
+                return messages.WatchInfo(views.session(self._service, driver), found, self._service.term)
             try:
                 async with asyncio.timeout(left):
                     await changed.wait()

@@ -706,6 +706,7 @@ class WatchInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     session: SessionInfo
     events: list[SessionEvent]
+    term: int = 0  # of the orchestrator that counted these events; one of another term may count differently
 
 
 class AskDeployment(Message, tag="ask_deployment", frozen=True):

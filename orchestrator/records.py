@@ -65,16 +65,6 @@ class SessionRecord(msgspec.Struct, forbid_unknown_fields=True):
     version: int = 1
 
 
-class TermRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The cluster's id and its term: who wrote it last is the orchestrator."""
-
-    cluster: str
-    term: int
-    addresses: list[str] = []
-    """Where the orchestrator of this term is, for PNodes that don't find it where it was."""
-    version: int = 1
-
-
 class IncarnationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The highest incarnation granted, by PNode."""
 
@@ -89,7 +79,6 @@ class EpochsRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int = 1
 
 
-TERM_KEY = f"{REGISTRY_PREFIX}term.json"
 INCARNATIONS_KEY = f"{REGISTRY_PREFIX}incarnations.json"
 EPOCHS_KEY = f"{REGISTRY_PREFIX}epochs.json"
 NETWORKS_PREFIX = f"{REGISTRY_PREFIX}networks/"

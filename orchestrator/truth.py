@@ -15,17 +15,16 @@ from orchestrator.records import (
     INCARNATIONS_KEY,
     NETWORKS_PREFIX,
     SESSIONS_PREFIX,
-    TERM_KEY,
     EpochsRecord,
     IncarnationRecord,
     NetworkRecord,
     SessionRecord,
-    TermRecord,
     network_key,
     session_key,
 )
 from storage.sealed import seal, unseal
 from storage.store import ConflictError, NotFoundError, Store
+from storage.terms import TERM_KEY, TermRecord
 from wire.errors import DCNRError
 from wire.ids import new_boot
 

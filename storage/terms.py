@@ -1,0 +1,32 @@
+"""The term record: whose cluster a store is, and who is its orchestrator at present.
+
+The orchestrator writes it by conditional writes; a PNode that can't find its orchestrator reads it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from storage.sealed import MAX_SEALED_BYTES, unseal
+from storage.store import NotFoundError, Store
+
+TERM_KEY = "registry/term.json"
+
+
+class TermRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The cluster's id and its term: who wrote it last is the orchestrator."""
+
+    cluster: str
+    term: int
+    addresses: list[str] = []
+    """Where the orchestrator of this term is, for PNodes that don't find it where it was."""
+    version: int = 1
+
+
+async def read_term(store: Store) -> TermRecord | None:
+    """The record, None if there is none yet. Raises StoreError."""
+    try:
+        stored = await store.get(TERM_KEY, max_bytes=MAX_SEALED_BYTES)
+    except NotFoundError:
+        return None
+    return unseal(stored.data, TermRecord, key=TERM_KEY)

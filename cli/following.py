@@ -1,22 +1,25 @@
 """Watching a session until it rests or the watcher goes away; what `train`, `attach`, `demo` and `resume` share.
 
-The run does not depend on its watcher: Ctrl-C, SIGTERM or a closed terminal only detach. If the orchestrator does not
-answer, the watcher says so, tries again, and gives up at a deadline.
+The run does not depend on its watcher: Ctrl-C, SIGTERM or a closed terminal only detach. Nor does it depend on the
+orchestrator for a while: the watcher says for how long that one is away, goes on asking, and gives up at a deadline.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cli.client import Client
-from cli.progress import RunState, View
+from cli.eventstream import EventStream
+from cli.progress import View
+from cli.runstate import RunState
 from wire.errors import DCNRError, RemoteError, UnreachableError
 from wire.messages import SessionEvent, SessionInfo
 
 WAIT_S = 1.0
-GIVE_UP_S = 60.0
+GIVE_UP_S = 900.0
+"""How long an orchestrator may be away before a watcher goes away too."""
 
 _OVER = frozenset({"finished", "failed", "stopped"})
 _RESTING = _OVER | {"paused", "created"}
@@ -37,50 +40,62 @@ async def follow(client: Client, session: SessionInfo, view: View, *, after: int
     Raises: `UnreachableError` when the orchestrator is gone for good.
     """
     state = RunState(session.session, session.until or session.steps)
-    _adopt(state, session)
-    while not replay and (past := await client.watch(session.session, after, 0.0)).events:
-        after = past.events[-1].seq
-        for event in past.events:
-            state.take(event.steps)
-        _adopt(state, past.session)
+    events = EventStream(client, session.session, after)
+    if not replay:
+        session, past = await events.past()
+        for event in past:
+            _take(state, event, None)
+    state.adopt(session)
     view.begin(state)
     verdict = "detached"
-    quiet_since = state.heard = time.monotonic()
+    state.heard = time.monotonic()
     try:
         while True:
             try:
-                watched = await client.watch(session.session, after, WAIT_S)
+                session, fresh = await _next(events, state, view)
             except UnreachableError:
-                away = time.monotonic() - quiet_since
-                if away > GIVE_UP_S:
+                if state.away_s > GIVE_UP_S:
                     verdict = "lost sight of it"
                     raise UnreachableError(
-                        f"the orchestrator at {client.address} has not answered for {away:.0f} s; the run may go on",
-                        hint=f"dcnr attach {session.session}",
+                        f"the orchestrator at {client.address} has been away for {state.away_s:.0f} s; "
+                        "the run may go on without it",
+                        hint=f"dcnr attach {session.session}, once it is back",
                     ) from None
-                state.waiting = [f"the orchestrator at {client.address}"]
-                view.idle(state)
                 continue
-            quiet_since = state.heard = time.monotonic()
-            session = watched.session
-            _take(state, session, watched.events, view)
-            if watched.events:
-                after = watched.events[-1].seq
-            if session.state in _RESTING and len(watched.events) < 500:
+            over = session.state in _RESTING and len(fresh) < 500
+            state.adopt(session)
+            for event in fresh:
+                told = over and _is_the_end(event, session) and not view.tells_failure
+                _take(state, event, None if told else view)
+            if not any(event.kind == "progress" for event in fresh):
+                view.idle(state)
+            if over:
                 verdict = session.state
                 return Followed(session, state)
     finally:
         view.end(state, verdict)
 
 
+async def _next(events: EventStream, state: RunState, view: View) -> tuple[SessionInfo, list[SessionEvent]]:
+    """The next events; meanwhile the view shows how long they have not come."""
+    asked = asyncio.ensure_future(events.next(WAIT_S))
+    try:
+        while not asked.done():
+            await asyncio.wait([asked], timeout=WAIT_S)
+            if not asked.done():
+                view.idle(state)
+        found = await asked
+    finally:
+        asked.cancel()
+    state.heard = time.monotonic()
+    return found
+
+
 async def newest_event(client: Client, session: str) -> int:
     """The number of the last event that the session has logged."""
-    after = 0
-    while True:
-        watched = await client.watch(session, after, 0.0)
-        if not watched.events:
-            return after
-        after = watched.events[-1].seq
+    stream = EventStream(client, session)
+    await stream.past()
+    return stream.after
 
 
 def failure(session: SessionInfo) -> DCNRError | None:
@@ -94,24 +109,17 @@ def failure(session: SessionInfo) -> DCNRError | None:
     )
 
 
-def _adopt(state: RunState, session: SessionInfo) -> None:
-    state.target = session.until or session.steps
-    state.unit = "tokens" if session.tokenizer_digest else "samples"
-    state.state = session.state
-    state.committed = session.committed
-    state.waiting = session.waiting
-    state.step = max(state.step, session.step) if state.recent else session.step
+def _is_the_end(event: SessionEvent, session: SessionInfo) -> bool:
+    """The error that the run ended with: whoever follows says it once, at the end."""
+    return event.kind == "error" and bool(session.error) and event.text.startswith(session.error)
 
 
-def _take(state: RunState, session: SessionInfo, events: Sequence[SessionEvent], view: View) -> None:
-    _adopt(state, session)
-    moved = False
-    for event in events:
-        if event.kind == "progress":
-            state.take(event.steps)
-            view.steps(state, event.steps)
-            moved = True
-        else:
-            view.note(state, event.kind, event.text)
-    if not moved:
-        view.idle(state)
+def _take(state: RunState, event: SessionEvent, view: View | None) -> None:
+    if event.kind == "placement":
+        state.back_to(event.step)
+    if event.kind == "progress":
+        reports = state.take(event.steps)
+        if reports and view is not None:
+            view.steps(state, reports)
+    elif view is not None:
+        view.note(state, event.kind, event.text)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from cli.client import absolute
 from cli.cluster import available_cores
 from cli.preparing import Overrides, Prepared, prepare
-from cli.progress import RunState, view
+from cli.progress import view
+from cli.runstate import RunState
 from cli.starting import data_cache, describe
 from cli.terminal import Terminal
 from wire.errors import DCNRError

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from cli import units
+from cli.runstate import STALLED_S, RunState
 from cli.terminal import Terminal, literal
 
 if TYPE_CHECKING:
@@ -21,114 +20,14 @@ if TYPE_CHECKING:
 
     from wire.messages import StepReport
 
-STALLED_S = 3.0
 _BARS = "▁▂▃▄▅▆▇█"
-
-
-@dataclass(slots=True)
-class Course:
-    """How a value went, from the first to the last, in a bounded number of means over equally many."""
-
-    LIMIT: ClassVar[int] = 128
-
-    means: list[float] = field(default_factory=list)
-    each: int = 1
-    _open: list[float] = field(default_factory=list)
-
-    def add(self, value: float) -> None:
-        """One more value; what isn't finite is left out."""
-        if not math.isfinite(value):
-            return
-        self._open.append(value)
-        if len(self._open) == self.each:
-            self.means.append(sum(self._open) / self.each)
-            self._open.clear()
-        if len(self.means) == self.LIMIT:
-            pairs = zip(self.means[::2], self.means[1::2], strict=True)
-            self.means = [(left + right) / 2 for left, right in pairs]
-            self.each *= 2
-
-
-@dataclass(slots=True)
-class RunState:
-    """What is known of a run at one moment."""
-
-    name: str
-    target: int
-    step: int = 0
-    loss: float = math.nan
-    lr: float = math.nan
-    gradient_norm: float = math.nan
-    committed: int = 0
-    state: str = ""
-    unit: str = "tokens"
-    waiting: Sequence[str] = ()
-    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=40))  # targets, seconds of a step
-    course: Course = field(default_factory=lambda: Course())
-    moved: float = field(default_factory=lambda: time.monotonic())
-    heard: float | None = None  # when the orchestrator last answered; None: there is none
-
-    def take(self, reports: Iterable[StepReport]) -> None:
-        """Steps were applied."""
-        for report in reports:
-            self.step, self.loss, self.lr = report.step, report.loss, report.lr
-            self.gradient_norm = report.gradient_norm
-            self.recent.append((report.count, report.seconds))
-            self.course.add(report.loss)
-            self.moved = time.monotonic()
-
-    @property
-    def rate(self) -> float:
-        """Targets (tokens) per second over the last steps; 0 if unknown."""
-        seconds = sum(seconds for _, seconds in self.recent)
-        return sum(count for count, _ in self.recent) / seconds if seconds > 0 else 0.0
-
-    @property
-    def eta_s(self) -> float:
-        """Seconds to the target; nan if unknown."""
-        if not self.recent:
-            return math.nan
-        return (self.target - self.step) * sum(seconds for _, seconds in self.recent) / len(self.recent)
-
-    @property
-    def rests(self) -> bool:
-        """Nothing is expected to move."""
-        return self.state in ("finished", "failed", "paused", "stopped", "created")
-
-    @property
-    def still_s(self) -> float:
-        """Seconds since the last step."""
-        return time.monotonic() - self.moved
-
-    def numbers(self) -> str:
-        """Loss, rate and the rest in one line."""
-        parts = [f"loss {units.loss(self.loss)}"] if self.recent else []
-        if self.rate:
-            parts.append(f"{units.compact(self.rate)} {self.unit}/s")
-        if math.isfinite(self.gradient_norm):
-            parts.append(f"norm {self.gradient_norm:.3g}")
-        if math.isfinite(self.lr):
-            parts.append(f"lr {self.lr:.2e}")
-        if self.committed:
-            parts.append(f"saved {self.committed}")
-        return "  ".join(parts)
-
-    def stall(self) -> str:
-        """Why nothing moves: "no progress for 12 s, waiting for p2: …"; "" while it moves."""
-        if self.still_s < STALLED_S or self.rests:
-            return ""
-        still = f"no progress for {self.still_s:.0f} s"
-        silent_s = 0.0 if self.heard is None else time.monotonic() - self.heard
-        if silent_s > STALLED_S:
-            return f"{still}: the orchestrator has not answered for {silent_s:.0f} s"
-        if self.waiting:
-            whom = "; ".join(self.waiting)
-            return f"{still}: {whom}" if " waits for " in whom else f"{still}, waiting for {whom}"
-        return f"{still}: {self.state}; nobody is overdue yet" if self.state else still
 
 
 class View(Protocol):
     """One way to show a run. `begin` and `end` surround all else."""
+
+    tells_failure: ClassVar[bool]
+    """The error that ends a run is a note here too; elsewhere the command's last lines say it, and nothing before."""
 
     def begin(self, state: RunState) -> None:
         """The run is about to be shown."""
@@ -158,12 +57,15 @@ def view(terminal: Terminal, *, every_s: float = 0.0) -> View:
 class PlainView:
     """One line per interval, for logs and pipes."""
 
+    tells_failure: ClassVar[bool] = False
+
     def __init__(self, terminal: Terminal, every_s: float) -> None:
         self._terminal = terminal
         self._every_s = every_s
         self._next = 0.0
         self._said_step = -1
         self._said_stall = 0.0
+        self._said_about = ""
 
     def begin(self, state: RunState) -> None:
         """Nothing to say yet."""
@@ -180,7 +82,8 @@ class PlainView:
             return
         self._said_step = state.step
         eta = f"  ETA {units.duration(state.eta_s)}" if state.step < state.target else ""
-        self._terminal.line(f"{state.name}  step {state.step}/{state.target}  {state.numbers()}{eta}")
+        again = f" ({state.remaking})" if state.remaking else ""
+        self._terminal.line(f"{state.name}  step {state.step}/{state.target}{again}  {state.numbers()}{eta}")
 
     def note(self, state: RunState, kind: str, text: str) -> None:
         """A line."""
@@ -190,10 +93,11 @@ class PlainView:
             self._terminal.line(f"{state.name}  {line}")
 
     def idle(self, state: RunState) -> None:
-        """At 3 s, then every 10 s, a line that says who is waited for."""
-        stall = state.stall()
-        if stall and (self._said_stall < state.moved or time.monotonic() - self._said_stall > 10):
-            self._said_stall = time.monotonic()
+        """At 3 s, then every 10 s, a line that says who is waited for; at once when it is somebody else."""
+        stall, now = state.stall(), time.monotonic()
+        about = stall.partition(" for ")[0]
+        if stall and (self._said_stall < state.moved or now - self._said_stall > 10 or about != self._said_about):
+            self._said_stall, self._said_about = now, about
             self._terminal.line(f"{state.name}  {stall}")
 
     def end(self, state: RunState, verdict: str) -> None:
@@ -205,6 +109,8 @@ class PlainView:
 
 class JsonView:
     """One JSON object per line: `event` is start, step, note, waiting or end."""
+
+    tells_failure: ClassVar[bool] = True
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -221,18 +127,14 @@ class JsonView:
     def steps(self, state: RunState, reports: Sequence[StepReport]) -> None:
         """One event for each step."""
         for report in reports:
-            fields = {"loss": _finite(report.loss), "gradient_norm": _finite(report.gradient_norm), "lr": report.lr}
-            rate = report.count / report.seconds if report.seconds > 0 else None
-            record: dict[str, Any] = {
-                "event": "step",
-                "session": state.name,
-                "step": report.step,
-                "steps": state.target,
-                **fields,
-            }
-            self._terminal.record(
-                {**record, "targets": report.count, "seconds": report.seconds, "tokens_s": rate}, indent=False
-            )
+            record = {
+                "event": "step", "session": state.name, "step": report.step, "steps": state.target,
+                "loss": _finite(report.loss), "gradient_norm": _finite(report.gradient_norm), "lr": report.lr,
+                "targets": report.count, "seconds": report.seconds,
+                "tokens_s": report.count / report.seconds if report.seconds > 0 else None,
+                "again": state.again(report.step),
+            }  # fmt: skip
+            self._terminal.record(record, indent=False)
 
     def note(self, state: RunState, kind: str, text: str) -> None:
         """event: note."""
@@ -242,15 +144,20 @@ class JsonView:
         """event: waiting, at most every 5 s."""
         if state.stall() and time.monotonic() - self._said > 5:
             self._said = time.monotonic()
-            self._write("waiting", state, seconds=round(state.still_s, 1), waiting=list(state.waiting))
+            away = round(state.away_s, 1) if state.away_s > STALLED_S else 0.0
+            fields = {"phase": state.state, "cause": state.cause, "orchestrator_away_s": away}
+            self._write("waiting", state, seconds=round(state.still_s, 1), waiting=list(state.waiting), **fields)
 
     def end(self, state: RunState, verdict: str) -> None:
         """event: end."""
-        self._write("end", state, verdict=verdict, loss=_finite(state.loss), committed=state.committed)
+        fields = {"loss": _finite(state.loss), "committed": state.committed, "recoveries": state.recoveries}
+        self._write("end", state, verdict=verdict, **fields)
 
 
 class LiveView:
     """A bar that moves, the numbers, a line of the loss's course, and why it stands still."""
+
+    tells_failure: ClassVar[bool] = False
 
     def __init__(self, terminal: Terminal) -> None:
         from rich.live import Live
@@ -312,6 +219,8 @@ class LiveView:
         lines: list[Text] = []
         if state.recent:
             lines.append(Text.assemble((sparkline(state.course.means, 32), "green"), "  ", state.numbers()))
+        if state.remaking:
+            lines.append(Text(f"made {state.remaking}", style="dim"))
         stall = state.stall()
         if stall:
             lines.append(Text(literal(stall), style="yellow"))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 STATE_STYLES = {
     "running": "green",
+    "recovering": "bold yellow",
     "finished": "cyan",
     "failed": "bold red",
     "paused": "yellow",
@@ -230,29 +231,39 @@ def logs(
     output: OutputOption = Output.text,
 ) -> None:
     """Show a session's events: states, checkpoints, warnings, errors."""
+    import time
+
     from cli.client import Client
+    from cli.eventstream import EventStream
+    from cli.following import GIVE_UP_S
     from cli.running import run
     from cli.terminal import Terminal
+    from wire.errors import UnreachableError
 
     terminal = Terminal(output.form)
 
     async def go() -> None:
         async with Client.to(orchestrator, home, terminal, timeout_s=timeout) as client:
             info = await client.session(session)
-            events: list[SessionEvent] = []
-            after = 0
-            while fresh := (await client.watch(info.session, after, 0.0)).events:
-                after = fresh[-1].seq
-                events += [event for event in fresh if steps or event.kind != "progress"]
-            for event in events[-lines:]:
+            stream = EventStream(client, info.session)
+            info, events = await stream.past()
+            for event in [event for event in events if steps or event.kind != "progress"][-lines:]:
                 _log_line(terminal, event)
+            heard = time.monotonic()
             while follow:
-                watched = await client.watch(info.session, after, 5.0)
-                for event in watched.events:
-                    after = event.seq
+                try:
+                    info, events = await stream.next(5.0)
+                except UnreachableError:
+                    away = time.monotonic() - heard
+                    if away > GIVE_UP_S:
+                        raise
+                    terminal.warn(f"the orchestrator at {client.address} has been away for {away:.0f} s")
+                    continue
+                heard = time.monotonic()
+                for event in events:
                     if steps or event.kind != "progress":
                         _log_line(terminal, event)
-                if watched.session.state in ("finished", "failed", "stopped") and not watched.events:
+                if info.state in ("finished", "failed", "stopped") and not events:
                     return
 
     run(go())

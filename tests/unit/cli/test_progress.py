@@ -9,7 +9,8 @@ import math
 import pytest
 
 from cli import progress
-from cli.progress import Course, JsonView, PlainView, RunState, note_lines, sparkline, view
+from cli.progress import JsonView, PlainView, note_lines, sparkline, view
+from cli.runstate import Course, RunState
 from cli.terminal import Terminal
 from wire.messages import StepReport
 
@@ -86,6 +87,7 @@ def test_json_lines_are_objects_with_stable_keys() -> None:
     lines.end(state, "failed")
     events = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [event["event"] for event in events] == ["start", "step", "step", "note", "end"]
+    assert [event["again"] for event in events[1:3]] == [False, False]
     assert events[1]["loss"] == 2.0
     assert events[2]["loss"] is None
     assert all({"session", "step", "steps"} <= event.keys() for event in events)
@@ -139,4 +141,17 @@ def test_a_silent_orchestrator_is_said_to_be_silent() -> None:
     run = RunState("gpt-1", 10, state="running")
     run.moved -= 9
     run.heard = run.moved
-    assert run.stall() == "no progress for 9 s: the orchestrator has not answered for 9 s"
+    assert run.stall() == "orchestrator away for 9 s; training goes on without it"
+    run.state = "recovering"
+    assert run.stall() == "orchestrator away for 9 s"
+
+
+def test_a_recovery_says_why_and_who_is_waited_for() -> None:
+    run = RunState("gpt-1", 10, state="recovering", cause="PNode p2 is lost: no sign of life for 15 s")
+    run.waiting = ["p1: prepare its VNodes, for 2 s (at most 180 s)"]
+    run.changed -= 4
+    assert run.stall().split("; ") == [
+        "recovering for 4 s",
+        "PNode p2 is lost: no sign of life for 15 s",
+        "p1: prepare its VNodes, for 2 s (at most 180 s)",
+    ]

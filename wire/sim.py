@@ -159,7 +159,7 @@ class SimNetwork:
             if target is None:
                 self.counters["unroutable"] += 1
                 return
-        pair = (src.me.id, target.me.id)
+        pair = (src.place, target.place)
         line = self.line(*pair)
         rng = self.random
         parts = [bytes(part) for part in packet.parts]
@@ -219,6 +219,8 @@ class SimBus(Driver):
 
     def __init__(self, network: SimNetwork, peer_id: str, boot: Boot, address: str, limits: Limits) -> None:
         super().__init__(peer_id, boot=boot, limits=limits)
+        self.place = peer_id
+        """Lines are between places; two processes of one id may be at different ones."""
         self._network = network
         self._address = address
         self._endpoint = Endpoint(PeerRef(peer_id, boot, [address] if address else []), limits)

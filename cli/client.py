@@ -154,6 +154,11 @@ class Client:
         message = messages.WatchSession(new_request_id(), session, after, wait_s, limit)
         return await self.ask(message, messages.WatchInfo, timeout_s=wait_s + self.timeout_s, quiet=True)
 
+    async def rebalance(self, session: str, *, apply: bool = False) -> messages.RebalanceInfo:
+        """What a session would gain elsewhere; with `apply` it is moved there."""
+        message = messages.Rebalance(new_request_id(), session, apply)
+        return await self.ask(message, messages.RebalanceInfo, timeout_s=max(self.timeout_s, 60.0))
+
     async def deployment(self, name: str) -> messages.DeploymentInfo:
         """Where the VNodes of a session, or of a network's newest deployed one, are."""
         return await self.ask(messages.AskDeployment(new_request_id(), name), messages.DeploymentInfo)

@@ -22,7 +22,9 @@ from cli.commands import (
     infer,
     inspect,
     net,
+    rebalance,
     sessions,
+    status,
     store,
     train,
     verify,
@@ -90,9 +92,9 @@ def root(
 
 for panel, commands in {
     RUN: (train.train, train.attach, sessions.ps, sessions.pause, sessions.resume, sessions.stop, sessions.logs),
-    NETWORKS: (inspect.plan, inspect.inspect, verify.verify),
+    NETWORKS: (inspect.plan, inspect.inspect, rebalance.rebalance, verify.verify),
     USE: (infer.infer, infer.generate, infer.evaluate, export.export),
-    CLUSTER: (demo.demo, cluster.up, cluster.down, cluster.status, cluster.orchestrator, cluster.pnode),
+    CLUSTER: (demo.demo, cluster.up, cluster.down, status.status, cluster.orchestrator, cluster.pnode),
     CARE: (store.rm, store.gc, doctor.doctor),
 }.items():
     for command in commands:

@@ -1,4 +1,4 @@
-"""`dcnr up`, `down`, `status`, and the two daemons in the foreground."""
+"""`dcnr up`, `down`, and the two daemons in the foreground."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.options import HomeOption, OrchestratorOption, Output, OutputOption, TimeoutOption
+from cli.options import HomeOption, OrchestratorOption, Output, OutputOption
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cli.cluster import Cluster
     from cli.terminal import Terminal
-    from wire.messages import ClusterInfo, PNodeInfo, SessionInfo
 
 
 def up(
@@ -125,67 +124,6 @@ def down(
     if killed:
         terminal.warn(f"{', '.join(process.name for process in killed)} did not end when asked and was killed")
     terminal.next("dcnr up")
-
-
-def status(
-    orchestrator: OrchestratorOption = None,
-    home: HomeOption = None,
-    timeout: TimeoutOption = 15.0,
-    output: OutputOption = Output.text,
-) -> None:
-    """Show the cluster: orchestrator, PNodes, what each computes, and who waits for whom."""
-    from cli.client import Client
-    from cli.running import run
-    from cli.terminal import Terminal
-
-    terminal = Terminal(output.form)
-
-    async def show() -> tuple[ClusterInfo, list[PNodeInfo], list[SessionInfo]]:
-        async with Client.to(orchestrator, home, terminal, timeout_s=timeout) as client:
-            return await client.cluster(), await client.pnodes(), await client.sessions()
-
-    info, pnodes, sessions = run(show())
-    if terminal.json:
-        terminal.record({"cluster": info, "pnodes": pnodes, "sessions": sessions})
-        return
-    _show_status(terminal, info, pnodes, sessions)
-
-
-def _show_status(terminal: Terminal, info: ClusterInfo, pnodes: list[PNodeInfo], sessions: list[SessionInfo]) -> None:
-    import time
-
-    from cli.units import duration
-
-    terminal.line(
-        f"cluster {info.cluster}  term {info.term}  up {duration(max(0.0, time.time() - info.started))}  "
-        f"pid {info.pid}  store {info.store}"
-    )
-    show_pnodes(terminal, pnodes)
-    if not pnodes:
-        terminal.next("dcnr pnode --orchestrator ADDRESS --name p1")
-    for session in sessions:
-        for sentence in session.waiting:
-            terminal.line(f"{session.session} waits: {sentence}", style="yellow")
-
-
-def show_pnodes(terminal: Terminal, pnodes: list[PNodeInfo]) -> None:
-    """The table of the PNodes."""
-    from cli.units import ago, compact, size
-
-    rows = [
-        (
-            node.pnode, node.state, node.compute if node.state == "alive" else "-",
-            node.vnodes, ",".join(node.sessions) or "-", node.profile.device,
-            node.profile.threads, f"{compact(node.profile.flops, gap=True)}FLOP/s", size(node.rss_bytes),
-            f"{node.loop_lag_s * 1000:.1f} ms", ago(node.seen_s), node.profile.host,
-        )
-        for node in pnodes
-    ]  # fmt: skip
-    colours = {"alive": "green", "lost": "red"}
-    styles = {(index, 1): colours.get(node.state, "yellow") for index, node in enumerate(pnodes)}
-    columns = ("pnode", "state", "compute", "vnodes>", "sessions", "device", "threads>", "speed>", "memory>", "lag>")
-    spare = ("host", "lag", "device", "threads", "memory", "speed", "seen", "sessions")
-    terminal.table((*columns, "seen>", "host"), rows, empty="no PNodes", styles=styles, spare=spare)
 
 
 def orchestrator(

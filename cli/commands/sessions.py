@@ -52,7 +52,7 @@ def ps(
 
     sessions, nodes = run(ask())
     if pnodes:
-        from cli.commands.cluster import show_pnodes
+        from cli.commands.status import show_pnodes
 
         if terminal.json:
             terminal.record(nodes)
@@ -79,7 +79,7 @@ def show_sessions(terminal: Terminal, sessions: list[SessionInfo]) -> None:
             compact(info.tokens_s) if info.state == "running" else "-",
             duration(info.eta_s) if info.state == "running" else "-",
             info.committed or "-", ",".join(info.pnodes) or "-", ago(max(0.0, time.time() - info.created)),
-            info.error or "; ".join(info.waiting) or info.bit_exact,
+            info.error or "; ".join(info.waiting) or info.bit_exact or _recovered(info),
         )
         for info in sessions
     ]  # fmt: skip
@@ -87,6 +87,10 @@ def show_sessions(terminal: Terminal, sessions: list[SessionInfo]) -> None:
     columns = ("session", "state", "step>", "loss>", "tokens/s>", "eta>", "saved>", "pnodes", "created", "note")
     spare = ("created", "eta", "tokens/s", "pnodes", "saved")
     terminal.table(columns, rows, empty="no sessions", styles=styles, spare=spare)
+
+
+def _recovered(info: SessionInfo) -> str:
+    return f"recovered {info.recoveries} times" if info.recoveries > 1 else "recovered once" if info.recoveries else ""
 
 
 def pause(

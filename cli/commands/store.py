@@ -9,7 +9,6 @@ import typer
 from cli.options import HomeOption, OrchestratorOption, Output, OutputOption, TimeoutOption, YesOption
 
 if TYPE_CHECKING:
-    from cli.terminal import Terminal
     from wire.messages import GarbageInfo, NetworkInfo, SessionInfo
 
 
@@ -22,6 +21,7 @@ def rm(
     output: OutputOption = Output.text,
 ) -> None:
     """Delete sessions, or networks with all their sessions, and what they stored."""
+    from cli.asking import confirm
     from cli.client import Client
     from cli.running import run
     from cli.terminal import Terminal
@@ -76,6 +76,7 @@ def gc(
     output: OutputOption = Output.text,
 ) -> None:
     """Delete stored objects that no checkpoint needs."""
+    from cli.asking import confirm
     from cli.client import Client
     from cli.running import run
     from cli.terminal import Terminal
@@ -109,23 +110,3 @@ def gc(
     if terminal.json:
         terminal.record(done)
     terminal.line(f"deleted {plural(done.objects, 'object')}, {size(done.size_bytes)}")
-
-
-def confirm(terminal: Terminal, question: str) -> None:
-    """Ask on standard error. Raises `UsageError` if nobody is there to answer, `DCNRError` if the answer is no."""
-    import sys
-
-    from cli.terminal import literal
-    from wire.errors import DCNRError, UsageError
-
-    if not sys.stdin.isatty():
-        raise UsageError("this deletes something, and nobody is here to ask", hint="--yes says it is meant")
-    terminal.err.write(f"{literal(question)} [y/N] ")
-    terminal.err.flush()
-    try:
-        answer = sys.stdin.readline().strip().lower()
-    except KeyboardInterrupt:
-        terminal.err.write("\n")
-        raise
-    if answer not in ("y", "yes"):
-        raise DCNRError("nothing was deleted")

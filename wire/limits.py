@@ -11,7 +11,7 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 HEADER_BYTES = 64 * KIB
 """A header is decoded into Python objects; one of this size costs milliseconds and megabytes at worst."""

@@ -167,9 +167,10 @@ class SimNetwork:
         if line.cut or rng.random() < line.drop:
             self.counters["dropped"] += 1
             return
-        if len(parts) > 1 and rng.random() < line.damage:
+        if rng.random() < line.damage:
             self.counters["damaged"] += 1
-            parts[-1] = _damaged(parts[-1], rng)
+            place = rng.randrange(len(parts))
+            parts[place] = _damaged(parts[place], rng)
         bound = Source(src.me.id, src.me.boot, packet.lane) if route.address else Source("", 0, packet.lane)
         arrival = self._when(pair, packet.lane, line, sum(map(len, parts)))
         self._schedule(arrival, pair, target, bound, parts)

@@ -83,7 +83,7 @@ def write_message(message: Message) -> bytes:
 
 
 def write_header(*fields: Any) -> bytes:
-    """A packet's header from its fields after the version, in the order of its struct; its digest in 8 bytes follows."""
+    """A packet's header from its fields after the version, in the order of its struct, and its digest behind it."""
     return seal_header(_encode((PROTOCOL_VERSION, *fields)))
 
 

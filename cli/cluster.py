@@ -19,6 +19,7 @@ from cli.running import undisturbed
 from wire.errors import BadFileError, DCNRError, UsageError
 
 START_TIMEOUT_S = 60.0
+LEASE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class Cluster:
     address: str
     pnodes: tuple[Process, ...]
     threads: int
+    device: str = "cpu"
+    lease_s: float = LEASE_S
 
     @staticmethod
     def file(home: Path) -> Path:
@@ -51,6 +54,8 @@ class Cluster:
                 str(raw["address"]),
                 tuple(Process.from_json(entry) for entry in raw["pnodes"]),
                 int(raw["threads"]),
+                str(raw.get("device", "cpu")),
+                float(raw.get("lease_s", LEASE_S)),
             )
         except (TypeError, KeyError, ValueError) as problem:
             raise BadFileError(f"{Cluster.file(home)} does not describe a cluster", hint="delete it") from problem
@@ -65,6 +70,8 @@ class Cluster:
             "store": self.store,
             "address": self.address,
             "threads": self.threads,
+            "device": self.device,
+            "lease_s": self.lease_s,
             "orchestrator": self.orchestrator.to_json(),
             "pnodes": [process.to_json() for process in self.pnodes],
         }
@@ -76,6 +83,10 @@ class Cluster:
     def alive(self) -> list[Process]:
         """Those that run."""
         return [process for process in self.processes() if process.alive()]
+
+
+NOBODY = Process("orchestrator", 0, "not started", "")
+"""Stands for an orchestrator that is still to be started."""
 
 
 def threads_per_pnode(pnodes: int, cores: int | None = None) -> int:
@@ -99,6 +110,7 @@ def start(
     bind: str = "tcp://127.0.0.1:0",
     threads: int = 0,
     device: str = "cpu",
+    lease_s: float = LEASE_S,
     timeout_s: float = START_TIMEOUT_S,
     said: Callable[[str], None] = lambda text: None,
 ) -> Cluster:
@@ -114,34 +126,46 @@ def start(
         raise DCNRError(f"a cluster already runs in {home}: {names}", hint="dcnr down")
     home.mkdir(parents=True, exist_ok=True)
     store = store_url(store or str(home / "store"))
-    threads = threads or threads_per_pnode(pnodes)
-    ready = home / "orchestrator.json"
-    ready.unlink(missing_ok=True)
-    orchestrator = processes.start(
-        "orchestrator",
-        "orchestrator.main",
-        ["--bind", bind, "--store", store, "--home", str(home)],
-        log=fresh_log(home, "orchestrator"),
-        threads=1,
-    )
-    cluster = Cluster(home, store, orchestrator, "", (), threads)
+    cluster = Cluster(home, store, NOBODY, bind, (), threads or threads_per_pnode(pnodes), device, lease_s)
     try:
-        cluster.write()
+        cluster = start_orchestrator(cluster, timeout_s)
         said("orchestrator")
-        processes.wait_for(lambda: _address(ready) != "", [orchestrator], "the orchestrator", timeout_s)
-        cluster = replace(cluster, address=_address(ready))
-        cluster.write()
         for index in range(pnodes):
-            cluster = add_pnode(cluster, f"p{index + 1}", device=device)
+            cluster = add_pnode(cluster, f"p{index + 1}")
             said(f"p{index + 1}")
     except BaseException:
-        stop(cluster)
+        stop(Cluster.read(home) or cluster)
         raise
     return cluster
 
 
-def add_pnode(cluster: Cluster, name: str, *, device: str = "cpu") -> Cluster:
-    """Start one more PNode process, or the same again; returns the cluster with it."""
+def start_orchestrator(cluster: Cluster, timeout_s: float = START_TIMEOUT_S) -> Cluster:
+    """Start the orchestrator, at the cluster's address, and wait until it answers; returns the cluster with it."""
+    home = cluster.home
+    ready = home / "orchestrator.json"
+    ready.unlink(missing_ok=True)
+    process = processes.start(
+        "orchestrator",
+        "orchestrator.main",
+        [
+            "--bind", cluster.address,
+            "--store", cluster.store,
+            "--home", str(home),
+            "--lease", f"{cluster.lease_s:g}",
+        ],
+        log=fresh_log(home, "orchestrator"),
+        threads=1,
+    )  # fmt: skip
+    cluster = replace(cluster, orchestrator=process)
+    cluster.write()
+    processes.wait_for(lambda: _address(ready) != "", [process], "the orchestrator", timeout_s)
+    cluster = replace(cluster, address=_address(ready))
+    cluster.write()
+    return cluster
+
+
+def add_pnode(cluster: Cluster, name: str) -> Cluster:
+    """Start one more PNode process, or one of these again; returns the cluster with it."""
     process = processes.start(
         name,
         "pnode.main",
@@ -149,15 +173,15 @@ def add_pnode(cluster: Cluster, name: str, *, device: str = "cpu") -> Cluster:
             "--name", name,
             "--orchestrator", cluster.address,
             "--bind", "tcp://127.0.0.1:0",
-            "--device", device,
+            "--device", cluster.device,
             "--threads", str(cluster.threads),
             "--home", str(cluster.home / name),
         ],
         log=fresh_log(cluster.home, name),
         threads=cluster.threads,
     )  # fmt: skip
-    others = [other for other in cluster.pnodes if other.name != name]
-    cluster = replace(cluster, pnodes=(*others, process))
+    known = {other.name: other for other in cluster.pnodes} | {name: process}
+    cluster = replace(cluster, pnodes=tuple(known.values()))
     cluster.write()
     return cluster
 

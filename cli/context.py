@@ -99,7 +99,7 @@ def orchestrator_address(given: str | None, home: Path) -> str:
     if not cluster.orchestrator.alive():
         raise UnreachableError(
             f"the local cluster's orchestrator (pid {cluster.orchestrator.pid}) has ended",
-            hint=f"see {cluster.orchestrator.log}, then: dcnr down, dcnr up",
+            hint=f"dcnr up starts it again, at the same address; its log: {cluster.orchestrator.log}",
         )
     return cluster.address
 

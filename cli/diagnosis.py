@@ -131,7 +131,7 @@ def _leftovers(home: Path) -> Finding:
     gone = [process.name for process in cluster.processes() if process not in alive]
     if gone:
         return Finding(
-            "local cluster", "warn", f"{', '.join(gone)} ended unasked", "dcnr down, then dcnr up; see its logs"
+            "local cluster", "warn", f"{', '.join(gone)} ended unasked", "dcnr up starts it again; see its log"
         )
     return Finding("local cluster", "ok", ", ".join(f"{process.name} {process.pid}" for process in alive))
 
@@ -155,8 +155,9 @@ async def _cluster(
             yield _same_version(info.version)
             for node in await client.pnodes():
                 text = f"{node.state}, {node.compute}, torch {node.profile.torch}, {node.profile.threads} threads"
-                good = node.state == "alive"
-                mend = "" if good else f"look at its machine {node.profile.host} and its log"
+                text += f", unhealthy: {node.health}" if node.health else ""
+                good = node.state == "alive" and not node.health
+                mend = "" if good else f"look at its machine {node.profile.host} and its log; start it anew"
                 yield Finding(f"PNode {node.pnode}", "ok" if good else "warn", text, mend)
     except DCNRError as problem:
         yield Finding("orchestrator", "bad", problem.message, problem.hint)

@@ -9,26 +9,45 @@ import typer
 from cli.options import HomeOption, OrchestratorOption, Output, OutputOption
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from cli.cluster import Cluster
+    from cli.reviving import Done
     from cli.terminal import Terminal
 
 
 def up(
-    pnodes: Annotated[int, typer.Option("--pnodes", "-n", min=0, max=64, help="How many PNode processes.")] = 3,
+    pnodes: Annotated[
+        int | None,
+        typer.Option("--pnodes", "-n", min=0, max=64, help="How many PNode processes; default: 3, or as there are."),
+    ] = None,
     store: Annotated[
-        str, typer.Option(metavar="URL", help="Where checkpoints go: a folder, or s3://bucket/prefix?endpoint=…")
-    ] = "",
-    bind: Annotated[str, typer.Option(metavar="ADDRESS", help="Where the orchestrator listens.")] = "tcp://127.0.0.1:0",
-    threads: Annotated[int, typer.Option(min=0, help="Threads of each PNode; 0: cores / PNodes.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+        str | None, typer.Option(metavar="URL", help="Where checkpoints go: a folder, or s3://bucket/prefix?endpoint=…")
+    ] = None,
+    bind: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Where the orchestrator listens; default: a port of loopback.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=0, help="Threads of each PNode; default or 0: cores / PNodes.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; default: cpu.")] = None,
+    lease: Annotated[
+        float | None,
+        typer.Option(
+            "--lease", metavar="SECONDS", help="A PNode without a sign of life for so long is suspected; default: 10."
+        ),
+    ] = None,
     home: HomeOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Start a cluster on this machine: an orchestrator and some PNodes."""
-    from cli.cluster import Cluster, start, stop
+    """Start a cluster on this machine: an orchestrator and some PNodes.
+
+    If there is one already, only what has ended is started again, the orchestrator at its old address; more --pnodes
+    than there are adds the rest. What runs is left alone.
+    """
+    from cli.cluster import LEASE_S, Cluster, start, stop
     from cli.context import home_folder
+    from cli.reviving import Wanted, revive, undo
     from cli.running import run
     from cli.terminal import Terminal
     from cli.units import plural
@@ -36,15 +55,23 @@ def up(
     terminal, folder = Terminal(output.form), home_folder(home)
     found = Cluster.read(folder)
     if found is not None:
-        left = found.alive()
-        if len(left) == 1 + len(found.pnodes):
-            _say_up(terminal, found, "already up")
-            return
-        if left:
-            terminal.warn(f"ending what is left of a broken cluster: {', '.join(p.name for p in left)}")
-        stop(found)
-    with terminal.waiting(f"starting the orchestrator and {plural(pnodes, 'PNode')}"):
-        cluster = start(folder, pnodes=pnodes, store=store, bind=bind, threads=threads, device=device)
+        wanted = Wanted(pnodes, store, bind, threads, device, lease)
+        granted = run(_incarnations(found, terminal))
+        with terminal.waiting("starting what has ended"):
+            cluster, done = revive(found, wanted)
+            try:
+                run(wait_until_joined(cluster, terminal, after=granted), grace_s=None)
+            except BaseException:
+                undo(done)
+                raise
+        _say_up(terminal, cluster, "up" if done.changed else "already up", done)
+        return
+    count = 3 if pnodes is None else pnodes
+    with terminal.waiting(f"starting the orchestrator and {plural(count, 'PNode')}"):
+        cluster = start(
+            folder, pnodes=count, store=store or "", bind=bind or "tcp://127.0.0.1:0", threads=threads or 0,
+            device=device or "cpu", lease_s=lease or LEASE_S,
+        )  # fmt: skip
         try:
             run(wait_until_joined(cluster, terminal), grace_s=None)
         except BaseException:
@@ -53,8 +80,28 @@ def up(
     _say_up(terminal, cluster, "up")
 
 
-async def wait_until_joined(cluster: Cluster, terminal: Terminal, timeout_s: float = 60.0) -> None:
-    """Wait until all PNodes of a local cluster are members. Raises `DCNRError` naming those that are not."""
+async def _incarnations(cluster: Cluster, terminal: Terminal) -> dict[str, int]:
+    """The PNodes that have ended, with the incarnation that the orchestrator still knows of each."""
+    from cli.client import Client
+    from wire.errors import DCNRError
+
+    ended = [process.name for process in cluster.pnodes if not process.alive()]
+    if not ended or not cluster.orchestrator.alive():
+        return {}
+    try:
+        async with Client(cluster.address, terminal, timeout_s=5.0) as client:
+            return {info.pnode: info.incarnation for info in await client.pnodes() if info.pnode in ended}
+    except DCNRError:
+        return {}
+
+
+async def wait_until_joined(
+    cluster: Cluster, terminal: Terminal, timeout_s: float = 60.0, after: Mapping[str, int] | None = None
+) -> None:
+    """Wait until all PNodes of a local cluster are members, those in `after` under a later incarnation.
+
+    Raises `DCNRError` naming those that are not.
+    """
     import asyncio
     import time
 
@@ -65,7 +112,8 @@ async def wait_until_joined(cluster: Cluster, terminal: Terminal, timeout_s: flo
     deadline = time.monotonic() + timeout_s
     async with Client(cluster.address, terminal) as client:
         while True:
-            alive = {info.pnode for info in await client.pnodes(quiet=True) if info.state == "alive"}
+            known = [info for info in await client.pnodes(quiet=True) if info.state == "alive"]
+            alive = {info.pnode for info in known if info.incarnation > (after or {}).get(info.pnode, 0)}
             missing = [process for process in cluster.pnodes if process.name not in alive]
             if not missing:
                 return
@@ -80,12 +128,16 @@ async def wait_until_joined(cluster: Cluster, terminal: Terminal, timeout_s: flo
             await asyncio.sleep(0.05)
 
 
-def _say_up(terminal: Terminal, cluster: Cluster, word: str) -> None:
+def _say_up(terminal: Terminal, cluster: Cluster, word: str, done: Done | None = None) -> None:
     if terminal.json:
-        terminal.record({"home": str(cluster.home), **cluster.to_json()})
+        record = {"home": str(cluster.home), **cluster.to_json()}
+        lists = {"again": done.again, "added": done.added, "ran": done.ran} if done is not None else {}
+        terminal.record({**record, **lists})
         return
     from cli.units import plural
 
+    if done is not None and done.changed:
+        terminal.line(done.sentence())
     names = " ".join(process.name for process in cluster.pnodes) or "no PNodes"
     terminal.line(
         f"{word}: orchestrator {cluster.address}, {names} ({plural(cluster.threads, 'thread')} each)", style="green"
@@ -129,6 +181,10 @@ def down(
 def orchestrator(
     bind: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "tcp://127.0.0.1:7700",
     store: Annotated[str, typer.Option(metavar="URL", help="Where checkpoints go; default: store in the home.")] = "",
+    lease: Annotated[
+        float,
+        typer.Option("--lease", metavar="SECONDS", help="A PNode without a sign of life for so long is suspected."),
+    ] = 10.0,
     home: HomeOption = None,
 ) -> None:
     """Run an orchestrator here, in the foreground."""
@@ -139,6 +195,7 @@ def orchestrator(
     folder = home_folder(home)
     address = parse_address(bind) if not bind.endswith(":0") else bind
     arguments = ["--bind", address, "--store", store_url(store or str(folder / "store")), "--home", str(folder)]
+    arguments += ["--lease", f"{lease:g}"]
     raise typer.Exit(_daemon(run_orchestrator, arguments))
 
 

@@ -70,9 +70,21 @@ class Dcnr:
         self.started.append(child)
         return child
 
+    def record(self) -> dict[str, Any]:
+        """What `cluster.json` says."""
+        found: dict[str, Any] = json.loads((self.home / "cluster.json").read_text())
+        return found
+
+    def gone(self, pid: int) -> bool:
+        """No such process any more (a zombie is gone)."""
+        try:
+            return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        except psutil.Error:
+            return True
+
     def pids(self) -> dict[str, int]:
         """The local cluster's processes by name."""
-        record = json.loads((self.home / "cluster.json").read_text())
+        record = self.record()
         return {entry["name"]: entry["pid"] for entry in [record["orchestrator"], *record["pnodes"]]}
 
     def kill_everything(self) -> None:

@@ -34,12 +34,57 @@ def test_up_status_down(dcnr: Dcnr) -> None:
     assert "no cluster is running" in dcnr("down")
 
 
+def test_up_starts_only_what_has_ended(dcnr: Dcnr) -> None:
+    """Also the orchestrator, at the same address; and more PNodes join a cluster that runs."""
+    dcnr("up", "--pnodes", "2", "--lease", "1")
+    before, address = dcnr.pids(), dcnr.record()["address"]
+    os.kill(before["p2"], signal.SIGKILL)
+    dcnr.wait_for(lambda: dcnr.gone(before["p2"]))
+    shown = dcnr("up")
+    assert "started p2 again (had ended); left p1, orchestrator alone" in shown
+    after = dcnr.pids()
+    assert {name for name in after if after[name] != before[name]} == {"p2"}
+
+    os.kill(after["orchestrator"], signal.SIGKILL)
+    dcnr.wait_for(lambda: dcnr.gone(after["orchestrator"]))
+    assert "dcnr up starts it again" in dcnr.run("ps").stderr
+    done = dcnr.json("up", "--pnodes", "3")
+    assert (done["again"], done["added"], done["ran"]) == (["orchestrator"], ["p3"], ["p1", "p2"])
+    assert dcnr.record()["address"] == address
+    last = dcnr.pids()
+    assert (last["p1"], last["p2"]) == (after["p1"], after["p2"])
+    assert {node["pnode"]: node["state"] for node in dcnr.json("status")["pnodes"]} == dict.fromkeys(
+        ("p1", "p2", "p3"), "alive"
+    )
+
+    fewer = dcnr.run("up", "--pnodes", "1")
+    assert fewer.returncode == 2
+    assert "dcnr up ends none of them" in fewer.stderr
+    assert "runs with --threads" in dcnr.run("up", "--threads", "7").stderr
+    dcnr("down")
+    assert dcnr.daemons() == []
+
+
+def test_an_interrupted_up_ends_only_what_it_started(dcnr: Dcnr) -> None:
+    dcnr("up", "--pnodes", "1")
+    before = dcnr.pids()
+    child = dcnr.start("up", "--pnodes", "3")
+    dcnr.wait_for(lambda: "p2" in dcnr.pids())
+    child.send_signal(signal.SIGINT)
+    assert child.wait(timeout=30) == 130
+    left = {process.pid for process in dcnr.daemons()}
+    assert left == set(before.values())
+    dcnr("down")
+
+
 def test_down_after_everything_was_killed(dcnr: Dcnr) -> None:
     dcnr("up", "--pnodes", "1")
     dcnr.kill_everything()
     done = dcnr.run("ps")
     assert done.returncode == 69
     assert "has ended" in done.stderr
+    assert "started orchestrator, p1 again" in dcnr("up")
+    dcnr.kill_everything()
     assert "down" in dcnr("down")
     dcnr("up", "--pnodes", "1")
     dcnr("down")

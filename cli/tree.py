@@ -14,6 +14,7 @@ import typer
 
 from cli import running
 from cli.commands import (
+    chaos,
     cluster,
     context,
     demo,
@@ -92,7 +93,7 @@ def root(
 
 for panel, commands in {
     RUN: (train.train, train.attach, sessions.ps, sessions.pause, sessions.resume, sessions.stop, sessions.logs),
-    NETWORKS: (inspect.plan, inspect.inspect, rebalance.rebalance, verify.verify),
+    NETWORKS: (inspect.plan, inspect.inspect, rebalance.rebalance, verify.verify, chaos.chaos),
     USE: (infer.infer, infer.generate, infer.evaluate, export.export),
     CLUSTER: (demo.demo, cluster.up, cluster.down, status.status, cluster.orchestrator, cluster.pnode),
     CARE: (store.rm, store.gc, doctor.doctor),

@@ -84,8 +84,7 @@ def _samples(shape: Shape, size: int, step: int) -> list[int]:
     order = [(step * BATCH + row) % size for row in range(BATCH)]
     epochs = [(step * BATCH + row) // size for row in range(BATCH)]
     return [
-        _permutation(size, f"shuffle/{SEED}/train/0/{epoch}")[place]
-        for place, epoch in zip(order, epochs, strict=True)
+        _permutation(size, f"shuffle/{SEED}/train/0/{epoch}")[place] for place, epoch in zip(order, epochs, strict=True)
     ]
 
 

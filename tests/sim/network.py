@@ -1,0 +1,156 @@
+"""The simulated network of the world: `wire.sim` with lines between machines, targeted losses, and buses that belong to
+a life: what arrives for a frozen process waits, and for a dead one it is lost."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tests.sim.life import LIFE, Life, Stand, WorldLoop
+from tests.sim.record import Recorder
+from wire.bus import Frame, Handler
+from wire.codec import Payload, read_header
+from wire.commands import Deliver, Transmit
+from wire.driver import Handle
+from wire.endpoint import Source
+from wire.ids import Boot
+from wire.limits import LIMITS
+from wire.messages import Message, Ok, PeerRef, Refused, Registered
+from wire.packets import Data, Kind
+from wire.requests import request_id_of
+from wire.sim import Line, SimBus, SimNetwork
+
+ANSWERS = (Ok, Refused, Registered)
+
+
+def nobody() -> contextvars.Context:
+    """The context of the world itself."""
+    context = contextvars.Context()
+    context.run(LIFE.set, None)
+    return context
+
+
+class _Clock:
+    """Packets travel whatever becomes of their sender."""
+
+    def __init__(self, loop: WorldLoop) -> None:
+        self._loop = loop
+        self._context = nobody()
+
+    def now(self) -> float:
+        return self._loop.time()
+
+    def call_at(self, when: float, what: Callable[[], None]) -> Handle:
+        return self._loop.call_at(when, what, context=self._context)
+
+
+@dataclass(slots=True)
+class Loss:
+    """Packets that carry this kind of message are lost: `count` of them, after the first `skip`."""
+
+    kind: str
+    count: int = 1
+    skip: int = 0
+    src: str = ""
+    dst: str = ""
+
+
+class WorldNetwork(SimNetwork):
+    """See the module. A line is between two machines (`SimBus.place`)."""
+
+    def __init__(self, loop: WorldLoop, seed: int, recorder: Recorder, line: Line) -> None:
+        super().__init__(seed, clock=_Clock(loop), line=line)
+        self.loop = loop
+        self.recorder = recorder
+        self.losses: list[Loss] = []
+        self.lost: list[str] = []
+
+    def carry(self, src: SimBus, packet: Transmit) -> None:
+        """A packet sets out, unless it is one that is to be lost."""
+        if self.losses and packet.kind is Kind.DATA and self._loses(src, packet):
+            self.counters["dropped"] += 1
+            return
+        super().carry(src, packet)
+
+    def _loses(self, src: SimBus, packet: Transmit) -> bool:
+        header = read_header(packet.parts[0])
+        if not isinstance(header, Data) or not header.message:
+            return False
+        for loss in self.losses:
+            if loss.kind != header.message[0] or loss.src not in ("", src.me.id) or loss.dst not in ("", header.dst):
+                continue
+            if loss.skip:
+                loss.skip -= 1
+                return False
+            loss.count -= 1
+            if loss.count <= 0:
+                self.losses.remove(loss)
+            self.lost.append(loss.kind)
+            self.recorder.fault(f"lose_{loss.kind}", f"{src.me.id}>{header.dst}", 0.0)
+            return True
+        return False
+
+    def base(self, line: Line) -> None:
+        """How packets travel where no line is set."""
+        self._default = line
+
+    def clear(self) -> None:
+        """All lines are as the others, and whole."""
+        self._lines.clear()
+        self.losses.clear()
+
+
+class WorldBus(SimBus):
+    """The bus of one life."""
+
+    def __init__(self, network: WorldNetwork, life: Life, address: str) -> None:
+        super().__init__(network, life.name, Boot(life.boot), address, LIMITS)
+        self.place = life.machine
+        self.life = life
+        self._world = network.loop
+        self._recorder = network.recorder
+
+    def receive(self, source: Source, parts: list[Payload]) -> None:
+        """A packet has arrived at the machine."""
+        stand = self.life.stand
+        if stand is Stand.RUNS:
+            self.life.context.run(self._take, source, parts)
+        elif stand is Stand.FROZEN:
+            self._world.call_soon(self._take, source, parts, context=self.life.context)
+
+    def _take(self, source: Source, parts: list[Payload]) -> None:
+        super().receive(source, parts)
+
+    def on_message(self, handler: Handler) -> None:
+        """See Bus; what is handed over is recorded."""
+        recorder, life = self._recorder, self.life
+
+        def recorded(sender: PeerRef, message: Message, frames: Sequence[Frame]) -> None:
+            recorder.delivered(sender.id, sender.boot, life, message)
+            handler(sender, message, frames)
+
+        super().on_message(recorded)
+
+    def _deliver(self, command: Deliver) -> None:
+        message = command.message
+        if isinstance(message, ANSWERS):
+            question = self._questions.get(request_id_of(message))
+            before = question.answer if question is not None else None
+            super()._deliver(command)
+            if question is not None and question.answer is not before:
+                self._recorder.delivered(command.sender.id, command.sender.boot, self.life, message)
+            return
+        super()._deliver(command)
+
+    def _call_later(self, delay_s: float, what: Callable[[], None]) -> Handle:
+        return self._world.call_later(delay_s, what, context=self.life.context)
+
+    def _call_soon(self, what: Callable[[], None]) -> None:
+        self._world.call_soon(what, context=self.life.context)
+
+    def _failed(self, error: Exception) -> None:
+        import traceback
+
+        text = "".join(traceback.format_exception(error)[-3:])
+        self._recorder.error(f"{self.life.name}: a handler of the bus failed: {error!r}\n{text}")

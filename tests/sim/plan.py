@@ -1,0 +1,117 @@
+"""What a run is made of: a network, machines, lines, an operator and a schedule of faults, all drawn from one seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.sim.client import Interruption
+from tests.sim.nets import SHAPES
+from wire.sim import Line
+
+KINDS = (
+    "slow_line", "delay", "drop", "duplicate", "reorder", "damage", "partition", "partition_one_way", "isolate",
+    "reconnect", "half_open", "lose",
+    "pause_short", "pause_long", "kill_pnode", "restart_pnode", "stop_pnode", "double", "second_pnode", "join",
+    "kill_orchestrator", "wipe_orchestrator", "stop_orchestrator", "pause_orchestrator", "second_orchestrator",
+    "kill_client",
+    "store_unavailable", "store_slow", "store_stall", "store_lost_before", "store_lost_after", "store_late",
+    "store_cut", "store_flip", "store_full", "store_read_only", "store_conflict",
+    "clock_jump", "compute_death", "compute_hang", "slow_compute",
+)  # fmt: skip
+"""Every kind of fault."""
+
+LOSABLE = (
+    "register", "registered", "heartbeat", "heartbeat_ack", "goodbye", "prepare", "start_run", "hold_run", "release",
+    "ok", "hop", "tie_gradient", "tie_version", "gradient_report", "verdict", "progress", "parts_saved", "committed",
+    "run_held", "run_failed",
+)  # fmt: skip
+"""Messages of which single ones are lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A fault that is to come: at a time, or, from then on, when `on` is seen for the `nth` time, and `delay` later.
+
+    `on`: "Delivered Prepare", "Wrote head.json", "Computed" … `where`, `to`: machines, "" for one drawn at that moment.
+    """
+
+    kind: str
+    at: float
+    where: str = ""
+    to: str = ""
+    seconds: float = 0.0
+    amount: float = 0.0
+    on: str = ""
+    nth: int = 1
+    delay: float = 0.0
+
+    def __str__(self) -> str:
+        when = f"{self.at:.2f} s" + (f", at the {self.nth}. {self.on} and {self.delay:.3f} s" if self.on else "")
+        where = f" {self.where}" + (f" > {self.to}" if self.to else "")
+        return f"{when}: {self.kind}{where} for {self.seconds:.2f} s ({self.amount:.3g})"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything about a run that is decided beforehand."""
+
+    network: str = "chain"
+    pnodes: int = 2
+    spares: int = 0
+    members: int = 2
+    placement: Mapping[str, str] = field(default_factory=dict)
+    slowness: tuple[float, ...] = ()
+    every: int = 2
+    keep: int = 3
+    line: Line = Line(delay_s=0.002, jitter_s=0.003)  # noqa: RUF009
+    lease_s: float = 10.0
+    compute_s: float = 0.05
+    compute_limit_s: float = 40.0
+    interruptions: tuple[Interruption, ...] = ()
+    faults: tuple[Planned, ...] = ()
+    healed_s: float = 0.0
+    give_up_s: float = 1500.0
+    """So long after everything is healed the world no longer waits for the run."""
+
+    def text(self) -> str:
+        """For people."""
+        lines = [
+            f"network {self.network}, {self.pnodes} PNodes and {self.spares} spare, members "
+            f"{self.members or 'by hand'}, checkpoint every {self.every} steps, keep {self.keep}",
+            *(f"  placed {vnode} on {pnode}" for vnode, pnode in self.placement.items()),
+            f"  line {self.line}",
+            *(f"  operator: {item.action} after step {item.step}, {item.seconds:.1f} s" for item in self.interruptions),
+            *(f"  fault {item}" for item in self.faults),
+            f"  healed at {self.healed_s:.1f} s",
+        ]
+        return "\n".join(lines)
+
+
+def calm(seed: int, network: str = "") -> Plan:
+    """A run without faults; the seed draws the rest."""
+    pick = random.Random(f"plan/{seed}")
+    name = network or pick.choice(sorted(SHAPES))
+    pnodes = pick.choice((2, 2, 3, 3, 4))
+    spares = int(pick.random() < 0.4)
+    nodes = [line.split("id: ")[1].split(",")[0] for line in SHAPES[name].text.splitlines() if "{id: " in line]
+    placement: dict[str, str] = {}
+    members = min(pnodes, 3)
+    if pick.random() < 0.4:
+        members = 0
+        placement = {node: f"p{pick.randint(1, pnodes)}" for node in nodes}
+    line = Line(
+        delay_s=pick.choice((0.0005, 0.002, 0.01)), jitter_s=pick.choice((0.0, 0.002, 0.01)),
+        drop=pick.choice((0.0, 0.0, 0.0, 0.01)), duplicate=pick.choice((0.0, 0.0, 0.01)),
+        reorder=pick.choice((0.0, 0.0, 0.02)),
+    )  # fmt: skip
+    interruptions: tuple[Interruption, ...] = ()
+    if pick.random() < 0.25:
+        action = pick.choice(("pause", "pause", "stop"))
+        interruptions = (Interruption(pick.randint(1, SHAPES[name].steps - 2), action, pick.uniform(0.1, 6.0)),)
+    return Plan(
+        name, pnodes, spares, members, placement, tuple(pick.choice((1.0, 1.0, 2.0)) for _ in range(pnodes + spares)),
+        pick.choice(SHAPES[name].every), pick.choice((1, 2, 3)), line, interruptions=interruptions,
+        compute_s=pick.choice((0.01, 0.03, 0.08)),
+    )  # fmt: skip

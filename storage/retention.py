@@ -24,8 +24,10 @@ from storage.store import CorruptError, Entry, NotFoundError, Store
 from wire.errors import MisuseError
 
 
-async def newest_complete(store: Store, prefix: str) -> Resume:
+async def newest_complete(store: Store, prefix: str, *, avoid: Collection[str] = ()) -> Resume:
     """The newest committed checkpoint whose parts are all there, with a report of all that was passed over.
+
+    `avoid`: keys of manifests that are passed over because a part of theirs was found damaged.
 
     Manifests that no head ever named are ignored. Only if the head, or a manifest in its line, can't be read are all
     (older) manifests considered, the newest first: each was written when all its parts were there.
@@ -60,7 +62,7 @@ async def newest_complete(store: Store, prefix: str) -> Resume:
             if not candidates:  # the chain is broken here; older cuts are whole all the same
                 candidates = [other async for other in _manifests(store, prefix) if _step_of(other) < step][::-1]
             continue
-        missing = await missing_parts(store, prefix, manifest)
+        missing = ["a part of it is damaged"] if key in avoid else await missing_parts(store, prefix, manifest)
         if not missing:
             return Resume(
                 manifest,

@@ -9,82 +9,91 @@ from cli import units
 from cli.terminal import Terminal
 
 if TYPE_CHECKING:
-    from networks.graph import Graph
     from networks.load import Network
+    from networks.summary import NodeRow
     from networks.types import NodeType
     from wire.messages import PlanInfo, VNodeReport
 
 
 def graph_record(network: Network) -> dict[str, Any]:
     """A network's graph with its costs, for JSON."""
-    graph = network.graph
+    from networks.summary import summarize
+
+    summary = summarize(network.graph)
+    totals = summary.totals
     return {
-        "network": graph.name,
+        "network": summary.name,
         "digest": network.digest,
-        "file": graph.file,
+        "file": network.graph.file,
         "vars": dict(network.vars),
-        "inputs": {name: str(spec) for name, spec in graph.inputs.items()},
-        "outputs": {name: str(port) for name, port in graph.outputs.items()},
-        "parameters": network.parameters,
-        "forward_flops": sum(cost.forward_flops for cost in graph.costs.values()),
+        "inputs": dict(summary.inputs),
+        "outputs": dict(summary.outputs),
+        "parameters": totals.parameters,
+        "trainable": totals.trainable,
+        "parameter_bytes": totals.parameter_bytes,
+        "forward_flops": totals.forward_flops,
+        "backward_flops": totals.backward_flops,
+        "edge_bytes": totals.edge_bytes,
         "nodes": [
             {
-                "id": node.id,
-                "type": node.type,
-                "tie": node.tie,
-                "outputs": {port: str(spec) for port, spec in graph.costs[node.id].outputs.items()},
-                "parameters": graph.costs[node.id].parameter_count,
-                "forward_flops": graph.costs[node.id].forward_flops,
-                "backward_flops": graph.costs[node.id].backward_flops,
+                "id": row.id,
+                "type": row.type,
+                "tie": row.tie or None,
+                "pnode": row.pnode or None,
+                "frozen": row.frozen,
+                "outputs": dict(row.outputs),
+                "parameters": row.parameters,
+                "buffers": row.buffers,
+                "forward_flops": row.forward_flops,
+                "backward_flops": row.backward_flops,
             }
-            for node in graph.nodes
+            for row in summary.nodes
         ],
         "edges": [
-            {"from": str(edge.src), "to": str(edge.dst), "size_bytes": edge_bytes(graph, edge.index)}
-            for edge in graph.edges
+            {"from": row.source_port, "to": row.target_port, "tensor": row.tensor, "size_bytes": row.size_bytes}
+            for row in summary.edges
         ],
         "recipe": network.recipe.model_dump(mode="json") if network.recipe is not None else None,
     }
 
 
-def edge_bytes(graph: Graph, index: int) -> int:
-    """Bytes of one sample's value on an edge."""
-    edge = graph.edges[index]
-    if edge.src.node in graph.inputs:
-        return graph.inputs[edge.src.node].size_bytes(1)
-    return graph.costs[edge.src.node].outputs[edge.src.port].size_bytes(1)
-
-
 def show_graph(terminal: Terminal, network: Network) -> None:
     """Inputs, nodes with shapes and costs, outputs, totals."""
-    graph = network.graph
-    terminal.line(f"{graph.name}  {graph.file}", style="bold")
-    for name, spec in graph.inputs.items():
+    from networks.summary import summarize
+
+    summary = summarize(network.graph)
+    terminal.line(f"{summary.name}  {network.graph.file}", style="bold")
+    for name, spec in summary.inputs:
         terminal.line(f"  input   {name}: {spec}")
-    for name, port in graph.outputs.items():
+    for name, port in summary.outputs:
         terminal.line(f"  output  {name}: {port}")
-    into = graph.in_edges()
-    rows = []
-    for node in graph.nodes:
-        cost = graph.costs[node.id]
-        shapes = ", ".join(str(spec) for spec in cost.outputs.values())
-        sources = ", ".join(str(edge.src) for edge in into[node.id])
-        size = sum(spec.size_bytes(1) for spec in cost.outputs.values())
-        rows.append(
-            (
-                node.id, node.type + (f" = {node.tie}" if node.tie else ""), sources, shapes,
-                units.count(cost.parameter_count) if cost.parameter_count else "",
-                units.compact(cost.forward_flops), units.size(size),
-            )
-        )  # fmt: skip
+    rows = [
+        (
+            row.id, _kind(row), ", ".join(row.sources), ", ".join(shape for _, shape in row.outputs),
+            units.count(row.parameters) if row.parameters else "", units.compact(row.forward_flops),
+            units.size(row.output_bytes),
+        )
+        for row in summary.nodes
+    ]  # fmt: skip
     columns = ("node", "type", "from", "gives", "parameters>", "FLOPs>", "out>")
     terminal.table(columns, rows, spare=("from", "FLOPs", "out"))
-    parameters = network.parameters
-    forward = sum(cost.forward_flops for cost in graph.costs.values())
-    terminal.line(
-        f"{units.plural(len(graph.nodes), 'node')}, {units.plural(len(graph.edges), 'edge')}, "
-        f"{units.count(parameters)} parameters, {units.compact(forward, gap=True)}FLOPs forward for each sample"
-    )
+    totals = summary.totals
+    parts = [
+        units.plural(totals.nodes, "node"),
+        units.plural(totals.edges, "edge"),
+        f"{units.count(totals.parameters)} parameters ({units.size(totals.parameter_bytes)})",
+        f"{units.compact(totals.forward_flops, gap=True)}FLOPs forward and "
+        f"{units.compact(totals.backward_flops, gap=True)}FLOPs backward for each sample",
+    ]
+    if totals.trainable != totals.parameters:
+        parts.insert(3, f"{units.count(totals.trainable)} of them trainable")
+    terminal.line(", ".join(parts))
+
+
+def _kind(row: NodeRow) -> str:
+    """A node's type, with what is special about it: whose weight it shares, that it is frozen, where it has to be."""
+    tie = f" = {row.tie}" if row.tie else ""
+    return row.type + tie + (" frozen" if row.frozen else "") + (f" on {row.pnode}" if row.pnode else "")
 
 
 def types_record(types: Mapping[str, NodeType]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ Figures are per sample (batch = 1); bytes of parameters are float32, FLOPs count
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from networks.graph import Graph, TensorSpec
@@ -13,11 +14,13 @@ from networks.types import REGISTRY
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """One node: its outputs (port, shape), what it owns, and what it costs."""
+    """One node: what it reads, its outputs (port, shape), what it owns, and what it costs."""
 
     id: str
     type: str
+    sources: tuple[str, ...]
     outputs: tuple[tuple[str, str], ...]
+    output_bytes: int
     parameters: int
     buffers: int
     forward_flops: int
@@ -29,11 +32,13 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class EdgeRow:
-    """One edge: what flows along it, and how many bytes of it."""
+    """One edge as a network file writes it, its two ports in full, what flows along it, and how many bytes of it."""
 
     index: int
     source: str
     target: str
+    source_port: str
+    target_port: str
     tensor: str
     size_bytes: int
 
@@ -66,8 +71,8 @@ class Summary:
 
 def summarize(graph: Graph) -> Summary:
     """The tables of a graph, nodes in topological and edges in file order."""
-    nodes = tuple(_node_rows(graph))
     edges = tuple(_edge_rows(graph))
+    nodes = tuple(_node_rows(graph, edges))
     parameters = sum(row.parameters for row in nodes)
     totals = Totals(
         nodes=len(nodes),
@@ -84,15 +89,18 @@ def summarize(graph: Graph) -> Summary:
     return Summary(graph.name, inputs, outputs, nodes, edges, totals)
 
 
-def _node_rows(graph: Graph) -> list[NodeRow]:
+def _node_rows(graph: Graph, edges: Sequence[EdgeRow]) -> list[NodeRow]:
     rows = []
+    into = graph.in_edges()
     for node in graph.nodes:
         cost = graph.costs[node.id]
         rows.append(
             NodeRow(
                 id=node.id,
                 type=node.type,
+                sources=tuple(edges[edge.index].source for edge in into[node.id]),
                 outputs=tuple((port, str(spec)) for port, spec in cost.outputs.items()),
+                output_bytes=sum(spec.size_bytes(1) for spec in cost.outputs.values()),
                 parameters=cost.parameter_count,
                 buffers=len(cost.buffers),
                 forward_flops=cost.forward_flops,
@@ -114,7 +122,6 @@ def _edge_rows(graph: Graph) -> list[EdgeRow]:
         kind = REGISTRY[target.type]
         plain = not kind.variadic and len(kind.inputs(target.params)) == 1
         source = str(edge.src.node) if edge.src.port in ("", "y") else str(edge.src)
-        rows.append(
-            EdgeRow(edge.index, source, str(target.id) if plain else str(edge.dst), str(spec), spec.size_bytes(1))
-        )
+        reader = str(target.id) if plain else str(edge.dst)
+        rows.append(EdgeRow(edge.index, source, reader, str(edge.src), str(edge.dst), str(spec), spec.size_bytes(1)))
     return rows

@@ -86,7 +86,11 @@ def test_net_commands(own_home: Path) -> None:
     assert found["parameters"] == 26_122
     assert found["nodes"][0]["id"] == "flat"
     assert found["edges"][0]["size_bytes"] > 0
-    assert "26,122 parameters" in call("net", "show", "mine.yaml")
+    assert found["edge_bytes"] == sum(edge["size_bytes"] for edge in found["edges"])
+    shown = call("net", "show", "mine.yaml")
+    assert "26,122 parameters (104.5 kB)" in shown
+    rows = [line.split() for line in shown.splitlines()]
+    assert any(row[:3] == ["fc1", "linear", "flat"] for row in rows)
     assert "fine" in call("net", "validate", "mine.yaml")
     assert json.loads(call("net", "schema"))["$schema"].startswith("http://json-schema.org/draft-07")
     assert any(entry["type"] == "linear" for entry in json.loads(call("net", "types", "-o", "json")))

@@ -20,6 +20,8 @@ class TermRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     term: int
     addresses: list[str] = []
     """Where the orchestrator of this term is, for PNodes that don't find it where it was."""
+    boot: int = 0
+    """Of its process: no two records are the same, so each of two that write at once knows which of them won."""
     version: int = 1
 
 

@@ -30,6 +30,7 @@ class Display:
         self._shown = 0.0
         self._status: Any = None
         self._faults = 0
+        self._runs = False
         self._rate: list[tuple[float, int]] = []
 
     def told(self) -> Told:
@@ -68,6 +69,8 @@ class Display:
     def tick(self, sight: Sight) -> None:
         """The run was looked at."""
         now = time.monotonic()
+        if sight.highest and not self._runs:
+            self._runs, self.began = True, now
         if now - self._shown < (REFRESH_S if self._status is not None else EVERY_S):
             return
         self._shown = now

@@ -146,7 +146,7 @@ class Link:
             return
         for header in self.reader.feed(data):
             if self.gate.peek is not None:
-                self.gate.peek(self.source or "", header)
+                self.gate.peek(self.reader.source, header)
         if self.source is None and self.reader.source:
             self.source = self.reader.source
             if self.gate.peek is None:

@@ -25,7 +25,7 @@ def chaos(
         str,
         typer.Option(
             metavar="KIND,KIND=ODDS…",
-            help="kill, pause, double, orchestrator, usurp, cli, drop, delay, throttle, cut, oneway, flip; default: all",
+            help="kill, pause, double, orchestrator, usurp, cli, drop, delay, throttle, cut, oneway, flip; or all.",
         ),
     ] = "",
     gap: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Mean time between two faults.")] = 3.0,

@@ -1,0 +1,1 @@
+"""Real processes, real faults: see `cli.chaos`. `python -m tests.chaos` is the mass campaign."""

@@ -1,0 +1,57 @@
+"""Bugs of the control plane: terms, epochs, incarnations, members."""
+
+from __future__ import annotations
+
+from tests.sim.planted.edit import Edit
+
+
+def grant_before_store() -> list[Edit]:
+    """a PNode hears of its incarnation before that is stored"""
+    from orchestrator.members import Members
+
+    return [
+        Edit(
+            Members._grant,
+            "if command.fresh:",
+            "early = Registered(\n"
+            "        command.request_id, command.incarnation, service.term, service.membership.lease_s, 2.0,\n"
+            "        service.store.url, service.truth.term.cluster,\n"
+            "    )\n"
+            "    service.send(command.peer, early)\n"
+            "    if command.fresh:",
+        )
+    ]
+
+
+def incarnation_twice() -> list[Edit]:
+    """a PNode that comes back gets the number that it had, whatever process it is"""
+    from orchestrator.membership import Membership
+
+    return [Edit(Membership._admit, "max(known, message.held) + 1", "max(known, message.held, 1)")]
+
+
+def term_not_raised() -> list[Edit]:
+    """an orchestrator that takes over uses the term that it finds"""
+    from orchestrator.truth import Truth
+
+    return [
+        Edit(Truth.raise_term, "(found.term if found is not None else 0) + 1", "found.term if found is not None else 1")
+    ]
+
+
+def released_applies() -> list[Edit]:
+    """a session that was released, or whose place another epoch took, goes on computing"""
+    from pnode.session import Session
+
+    return [Edit(Session.release, "self.post(Released())", "return")]
+
+
+def dead_members_parts() -> list[Edit]:
+    """parts are taken from whoever says that it is a member, of whichever epoch"""
+    from orchestrator.driver import SessionDriver
+    from orchestrator.service import Service
+
+    return [
+        Edit(Service._report, "member is None or message.epoch != driver.session.record.epoch", "False"),
+        Edit(SessionDriver.parts_saved, "message.epoch != self._cuts.epoch", "False"),
+    ]

@@ -1,0 +1,53 @@
+"""Bugs of the wire and of what takes messages in."""
+
+from __future__ import annotations
+
+from tests.sim.planted.edit import Edit
+
+
+def duplicate_update() -> list[Edit]:
+    """a packet that comes twice is handed over twice, and a verdict that comes again is carried out again"""
+    from pnode.core import Core
+    from wire.endpoint import Endpoint
+
+    return [
+        Edit(
+            Endpoint._data,
+            'self.counters["duplicates"] += 1',
+            'self.counters["duplicates"] += 1\n'
+            "            if type(packet) is Data and not packet.chunks:\n"
+            "                self._in_order(peer, packet, frames, now, out)",
+        ),
+        Edit(
+            Core._verdict,
+            "step = event.decision.step",
+            "step = event.decision.step\n"
+            "    if self.step - 1 == step >= self.share.start_step and self.state is State.RUNNING:\n"
+            "        d = event.decision\n"
+            "        return self._queue(Job(JobKind.UPDATE, step, scale=d.scale, count=d.count), out)",
+        ),
+    ]
+
+
+def resend_dropped() -> list[Edit]:
+    """what was lost on the way is not sent again: both sides go on as if it had come"""
+    from wire.peer import Peer
+
+    return [
+        Edit(
+            Peer.acknowledged,
+            "out.append(self.transmit(lane, parcel))",
+            "sending.flying_bytes -= sending.flying.pop(parcel.seq).size",
+        )
+    ]
+
+
+def old_epoch_taken() -> list[Edit]:
+    """messages of an older epoch are taken, by PNodes and by the orchestrator"""
+    from orchestrator.service import Service
+    from pnode.daemon import Daemon
+
+    return [
+        Edit(Daemon._data, "session.share.epoch != epoch", "session.share.epoch < epoch"),
+        Edit(Service._report, "message.epoch != driver.session.record.epoch", "False"),
+    ]

@@ -78,7 +78,12 @@ def panels(group: TyperGroup, ctx: typer.Context) -> dict[str, list[tuple[str, s
 def paragraphs(text: str) -> list[str]:
     """Paragraphs, wrapped."""
     parts = [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
-    return "\n\n".join(textwrap.fill(part, width()) for part in parts).split("\n")
+    return "\n\n".join("\n".join(wrapped(part, width())) for part in parts).split("\n")
+
+
+def wrapped(text: str, columns: int) -> list[str]:
+    """Lines of whole words; one that is longer than a line has a line of its own."""
+    return textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False)
 
 
 def section(title: str, records: Iterable[tuple[str, str]]) -> list[str]:
@@ -87,13 +92,13 @@ def section(title: str, records: Iterable[tuple[str, str]]) -> list[str]:
     column = min(_NAME_COLUMNS, max(len(name) for name, _ in rows)) + 4
     lines = [coloured(f"{title}:", YELLOW)]
     for name, about in rows:
-        wrapped = textwrap.wrap(about, width() - column) or [""]
+        about_lines = wrapped(about, width() - column) or [""]
         head = "  " + coloured(name, CYAN)
         if len(name) + 4 > column:
             lines.append(head)
         else:
-            lines.append((head + " " * (column - 2 - len(name)) + wrapped.pop(0)).rstrip())
-        lines += [" " * column + line for line in wrapped]
+            lines.append((head + " " * (column - 2 - len(name)) + about_lines.pop(0)).rstrip())
+        lines += [" " * column + line for line in about_lines]
     return [*lines, ""]
 
 

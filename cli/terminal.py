@@ -23,7 +23,7 @@ Format = Literal["text", "json"]
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 _ESCAPES |= {ord("\t"): "    ", ord("\n"): "\\n", ord("\r"): "\\r"}
 _ESCAPES |= {code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-_BETWEEN = 3  # columns between two columns of a table
+BETWEEN = 3  # columns between two columns of a table
 _BLOCK = {code: text for code, text in _ESCAPES.items() if code != ord("\n")}
 
 
@@ -90,7 +90,7 @@ class Terminal:
         if self.live:
             from rich.text import Text
 
-            self.console.print(Text(text, style=style or ""), soft_wrap=True)
+            self.console.print(Text(in_lines(text, self.console.width), style=style or ""), soft_wrap=True)
         else:
             self.out.write(text + "\n")
             self.out.flush()
@@ -143,12 +143,7 @@ class Terminal:
         cells = [[literal(cell) for cell in row] for row in rows]
         widths = [max(len(row[index]) for row in [names, *cells]) for index in range(len(names))]
         if self.live:
-            left_out = narrowed(names, widths, spare, self.console.width)
-            self._rich_table(names, right, cells, styles or {}, {names.index(name) for name in left_out})
-            if left_out:
-                self.line(
-                    f"left out: {', '.join(left_out)} (a wider terminal, a pipe or -o json has them)", style="dim"
-                )
+            self._rich_table(names, right, cells, styles or {}, spare)
             return
         for row in [[name.upper() for name in names], *cells]:
             parts = [
@@ -158,22 +153,35 @@ class Terminal:
             self.line("  ".join(parts).rstrip())
 
     def _rich_table(
-        self, names: list[str], right: list[bool], cells: list[list[str]], styles: Any, left_out: set[int]
+        self, names: list[str], right: list[bool], cells: list[list[str]], styles: Any, spare: Sequence[str]
     ) -> None:
+        """As a table, if need be without the spare columns; where even words would not fit, row by row as a list."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
         from rich.text import Text
 
+        widths = [max(len(row[index]) for row in [names, *cells]) for index in range(len(names))]
+        left_out = narrowed(names, widths, spare, self.console.width)
+        shown = [index for index, name in enumerate(names) if name not in left_out]
+        least = [max(longest_word(row[index]) for row in [names, *cells]) for index in shown]
+        room = self.console.width - BETWEEN * (len(shown) - 1)
+        fitting = fitted([widths[index] for index in shown], least, room)
+        if fitting is None:
+            for y, row in enumerate(cells):
+                for x, cell in enumerate(row):
+                    if cell:
+                        name = f"{names[x]}: " if names[x] else ""
+                        style = "bold" if x == 0 else styles.get((y, x), "")
+                        self._text(("" if x == 0 else "  ") + name + cell, style)
+            return
         table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
-        for index, (name, flush) in enumerate(zip(names, right, strict=True)):
-            if index in left_out:
-                continue
-            table.add_column(name, justify="right" if flush else "left", overflow="fold", no_wrap=index == 0)
+        for index, width in zip(shown, fitting, strict=True):
+            table.add_column(names[index], justify="right" if right[index] else "left", width=width)
         for y, row in enumerate(cells):
-            table.add_row(
-                *(Text(cell, style=styles.get((y, x), "")) for x, cell in enumerate(row) if x not in left_out)
-            )
+            table.add_row(*(Text(row[x], style=styles.get((y, x), "")) for x in shown))
         self.console.print(table)
+        if left_out:
+            self.line(f"left out: {', '.join(left_out)} (a wider terminal, a pipe or -o json has them)", style="dim")
 
     def warn(self, text: str) -> None:
         """A warning, on standard error."""
@@ -189,10 +197,12 @@ class Terminal:
             from rich.console import Console
             from rich.text import Text
 
-            message: Text = Text.assemble((f"{word}: ", style), text)
+            console = Console(file=self.err, highlight=False, markup=False, emoji=False)
+            shown = in_lines(f"{word}: {text}", console.width)
+            message: Text = Text.assemble((shown[: len(word) + 1], style), shown[len(word) + 1 :])
             if hint:
-                message.append(f"\n  hint: {hint}", style="dim")
-            Console(file=self.err, highlight=False, markup=False, emoji=False).print(message, soft_wrap=True)
+                message.append("\n" + in_lines(f"  hint: {hint}", console.width), style="dim")
+            console.print(message, soft_wrap=True)
             return
         self.err.write(f"{word}: {text}\n" + (f"  hint: {hint}\n" if hint else ""))
         self.err.flush()
@@ -214,14 +224,45 @@ class Terminal:
 
 def narrowed(names: Sequence[str], widths: Sequence[int], spare: Sequence[str], columns: int) -> list[str]:
     """Which of `spare`, in its order, a table of these widths has to leave out to fit into `columns`."""
-    need = sum(widths) + _BETWEEN * (len(widths) - 1)
+    need = sum(widths) + BETWEEN * (len(widths) - 1)
     left_out: list[str] = []
     for name in spare:
         if need <= columns:
             break
         left_out.append(name)
-        need -= widths[names.index(name)] + _BETWEEN
+        need -= widths[names.index(name)] + BETWEEN
     return left_out
+
+
+def in_lines(text: str, columns: int) -> str:
+    """Broken between words; a word that is longer than a line has one of its own, and stays whole to be copied."""
+    import textwrap
+
+    lines = [
+        textwrap.wrap(
+            line, max(1, columns), break_long_words=False, break_on_hyphens=False, replace_whitespace=False,
+            expand_tabs=False,
+        ) if len(line) > columns else [line]
+        for line in text.split("\n")
+    ]  # fmt: skip
+    return "\n".join(line for parts in lines for line in parts or [""])
+
+
+def longest_word(text: str) -> int:
+    """Columns that the longest word needs."""
+    return max(map(len, text.split()), default=0)
+
+
+def fitted(widths: Sequence[int], least: Sequence[int], columns: int) -> list[int] | None:
+    """Widths that together fit into `columns`: the widest are narrowed first, none below `least`. None: they can't."""
+    found = list(widths)
+    while sum(found) > columns:
+        wider = [index for index, width in enumerate(found) if width > least[index]]
+        if not wider:
+            return None
+        index = max(wider, key=found.__getitem__)
+        found[index] -= 1
+    return found
 
 
 def jsonable(value: Any) -> Any:

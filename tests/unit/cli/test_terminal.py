@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import pytest
+import typer
 
+from cli.help import page
+from cli.reference import commands
 from cli.running import report
-from cli.terminal import Terminal, literal, literal_block, moves_cursor, narrowed
+from cli.terminal import Terminal, fitted, literal, literal_block, moves_cursor, narrowed
 from cli.tree import app
 from wire.errors import BadFileError, UnreachableError, UsageError
 
@@ -124,6 +128,63 @@ def test_a_narrow_terminal_leaves_columns_out_one_by_one() -> None:
     assert narrowed(names, widths, spare, 41) == []
     assert narrowed(names, widths, spare, 40) == ["shape"]
     assert narrowed(names, widths, spare, 17) == ["shape", "note"]
+
+
+def words(text: str) -> set[str]:
+    return set(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", " ", text).split())
+
+
+NAMES = ("session", "state", "step>", "loss>", "saved>", "note")
+ROWS = [
+    (
+        "transformer-language-model-17",
+        "recovering",
+        "123456/200000",
+        "1.2345",
+        123400,
+        "PNode desktop-upstairs is lost",
+    ),
+    ("gpt-char-1", "running", "7/10", "2.5", 5, "waits for laptop: activation of microbatch 3"),
+]
+
+
+@pytest.mark.parametrize("columns", [30, 45, 60, 80, 200])
+def test_words_stay_whole_at_any_width(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out, err = FakeTTY(), FakeTTY()
+    terminal = Terminal(stdout=out, stderr=err)
+    terminal.table(NAMES, ROWS, spare=("saved",))
+    for row in ROWS:
+        for cell in row:
+            if cell not in (123400, 5):
+                assert words(str(cell)) <= words(out.getvalue()), cell
+    text = (
+        "the quick brown fox jumps over /a/very/long/path/that/no/line/of/thirty/columns/holds and the lazy dog again"
+    )
+    terminal.line(text)
+    terminal.error(text, "and a hint that is longer than thirty columns are")
+    for shown in (out.getvalue(), err.getvalue()):
+        assert words(text) <= words(shown)
+    lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line) for line in (out.getvalue() + err.getvalue()).splitlines()]
+    assert all(len(line.rstrip()) <= columns or "/very/long" in line for line in lines), lines
+
+
+def test_help_keeps_words_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    group = typer.main.get_command(app)
+    for path, command in commands(group):
+        context = typer.Context(command, info_name=" ".join(path))
+        for param in command.get_params(context):
+            record = param.get_help_record(context)
+            assert record is None or words(record[1]) <= words(page(command, context)), (path, param.name)
+
+
+def test_columns_are_narrowed_from_the_widest() -> None:
+    assert fitted([10, 20, 5], [4, 6, 5], 40) == [10, 20, 5]
+    assert fitted([10, 20, 5], [4, 6, 5], 25) == [10, 10, 5]
+    assert fitted([10, 20, 5], [4, 15, 5], 25) == [5, 15, 5]
+    assert fitted([10, 20, 5], [4, 15, 5], 23) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ Rules (DESIGN 6):
 - U(s) needs the verdict of s, which needs the report of every member and all losses.
   F(s+1) is queued after U(s), after the new versions of borrowed parameters, and after the cut if there is one.
 - The loss's PNode alone decides hold and save, and the verdict carries both: a consistent cut without a barrier.
-- At most `MAX_CUTS` cuts wait for the store; then the next one, and training behind it, waits.
+- A cut that is due is made while few enough are uncommitted (`uncommitted`); else it, and training behind it, waits.
+- A lost member ends this epoch, whatever its state: what was sent to it or by it may be lost too.
 
 A new placement or a replay from a cut is a new Core (epoch + 1, `start_step` of the cut) fed by the same driver.
 """
@@ -19,15 +20,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import assert_never
 
 from networks.stages import Channel
 from pnode.events import (
     Broke,
+    Cause,
     Command,
     Compute,
+    CutCommitted,
     Decision,
     Done,
     Event,
@@ -59,13 +61,14 @@ from pnode.events import (
     WaitedTooLong,
 )
 from pnode.inbox import Inbox, Refusal
-from pnode.schedule import Kind
 from pnode.share import Share
+from pnode.turns import Turns, Wait
+from pnode.uncommitted import Uncommitted
 from pnode.verdict import decide
 from wire.errors import MisuseError
 
-MAX_CUTS = 2
 STORY = 60
+MAX_UNCOMMITTED, MAX_IN_MEMORY = 10, 2
 
 
 class State(Enum):
@@ -87,27 +90,19 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 }
 
 
-_Wait = tuple[Channel, str, int]
-"""A channel, what is missing on it (activation, gradient, answer), and the microbatch."""
-
-
 class CoreError(MisuseError):
     """The driver broke the core's rules; the message ends with the session's story."""
 
 
-@dataclass(slots=True)
-class _StageState:
-    """Where one stage is in the current step's schedule."""
-
-    at: int = 0
-    forwards: set[int] = field(default_factory=set)  # microbatches queued
-    backwards: set[int] = field(default_factory=set)
-
-
 class Core:
-    """See the module. Feed `handle`, carry out what it returns in order, show `waiting`."""
+    """See the module. Feed `handle`, carry out what it returns in order, show `waiting`.
 
-    def __init__(self, share: Share) -> None:
+    `max_uncommitted`, `max_in_memory`: cuts that are not durable, and of those the ones that the store does not have.
+    """
+
+    def __init__(
+        self, share: Share, *, max_uncommitted: int = MAX_UNCOMMITTED, max_in_memory: int = MAX_IN_MEMORY
+    ) -> None:
         self.share = share
         self.state = State.PREPARED
         self.step = share.start_step  # the step being made = steps whose U is queued
@@ -115,10 +110,9 @@ class Core:
         self.until = share.start_step
         self.refused: dict[str, int] = {}
         self.story: deque[str] = deque(maxlen=STORY)
-        self._ins = {stage: share.plan.ins(stage) for stage in share.stages}
-        self._outs = {stage: share.plan.outs(stage) for stage in share.stages}
-        self._stages = {stage: _StageState() for stage in share.stages}
+        self.uncommitted = Uncommitted(max_uncommitted, max_in_memory)
         self._inbox = Inbox(share)
+        self._turns = Turns(share, self._inbox)
         self._versions_due: set[str] = set()  # borrowed owners whose version after U(step - 1) isn't queued yet
         self._reports: dict[int, dict[str, ReportArrived]] = {}
         self._losses: dict[int, tuple[float, int, str]] = {}
@@ -126,11 +120,11 @@ class Core:
         self._queued: deque[Job] = deque()
         self._ties_queued = self._report_queued = False
         self._cut_due = False
-        self._cuts: set[int] = set()
         self._hold_asked = self._save_asked = False
         self._hold_told = True
         self._updated_at = 0.0
         self.moved_at = 0.0
+        self.moves = 0  # grows whenever the session gets on
         self._progress_due: dict[int, tuple[Decision, float, str]] = {}
 
     # ---------------------------------------------------------------------------------------- events
@@ -165,18 +159,19 @@ class Core:
             case JobDone():
                 self._job_done(event, now, out)
             case JobFailed():
-                self._fail(out, event.vnode, f"{event.job}: {event.text}", event.hint)
+                self._fail(out, event.cause, f"{event.job}: {event.text}", event.hint, vnode=event.vnode)
             case Saved():
                 self._saved(event, out)
+            case CutCommitted(applied):
+                self.uncommitted.committed(applied)
             case PeerLost():
                 self._lost(event, out)
             case WaitedTooLong():
-                self._fail(
-                    out, "", f"step {self.step + 1} waited {event.limit_s:g} s for {'; '.join(self.waiting())}",
-                    "see `dcnr ps` for the PNode that is waited for; the limit is dcnr-pnode's --wait-limit",
-                )  # fmt: skip
-            case Broke(vnode, text, hint):
-                self._fail(out, vnode, text, hint)
+                text = f"step {self.step + 1} waited {event.limit_s:g} s for {'; '.join(self.waiting())}"
+                hint = f"see `dcnr ps` for who is waited for; the limit is dcnr-pnode's {event.option}"
+                self._fail(out, event.cause, text, hint)
+            case Broke(vnode, text, hint, cause):
+                self._fail(out, cause, text, hint, vnode=vnode)
             case Released():
                 self._go(State.RELEASED)
             case _:
@@ -185,6 +180,7 @@ class Core:
         self._tell_held(out)
         if any(not isinstance(command, Refuse) for command in out):
             self.moved_at = now
+            self.moves += 1
         return out
 
     def waiting(self) -> list[str]:
@@ -198,7 +194,7 @@ class Core:
             return between
         found: list[str] = []
         for stage in self.share.stages:
-            found.extend(self._describe(wait) for wait in self._missing(stage))
+            found.extend(self._turns.describe(wait, self.step) for wait in self._missing(stage))
         if not found:
             found.extend(self._missing_at_end())
         return list(dict.fromkeys(found))
@@ -207,9 +203,8 @@ class Core:
 
     def _start(self, event: Started, now: float, out: list[Command]) -> None:
         if not self.share.loss_pnode:
-            self._fail(
-                out, "", "this network has no loss, so it can't be trained", "give it a cross_entropy or mse node"
-            )
+            text = "this network has no loss, so it can't be trained"
+            self._fail(out, Cause.INPUT, text, "give it a cross_entropy or mse node")
             return
         self.until = min(event.until, self.share.steps)
         if self.state is State.RUNNING:
@@ -235,13 +230,22 @@ class Core:
     def _lost(self, event: PeerLost, out: list[Command]) -> None:
         if event.pnode not in self.share.members or event.pnode == self.share.pnode:
             return
-        if self.state is State.RUNNING:
-            self._fail(out, "", f"PNode {event.pnode} is lost: {event.reason}", "resume places its VNodes anew")
+        text = f"PNode {event.pnode} is lost: {event.reason}"
+        hint = "its VNodes are placed anew when the orchestrator has seen it too"
+        self._fail(out, Cause.PEER, text, hint, peer=event.pnode, told=self.state is not State.HELD)
 
-    def _fail(self, out: list[Command], vnode: str, text: str, hint: str, *, told: bool = True) -> None:
+    def _fail(
+        self, out: list[Command], cause: Cause, text: str, hint: str, *, vnode: str = "", peer: str = "",
+        told: bool = True,
+    ) -> None:  # fmt: skip
         self._go(State.FAILED)
-        out.append(Fail(self.applied, vnode, text, hint, told))
+        out.append(Fail(self.applied, vnode, text, hint, cause, peer, told))
         self._inbox.clear()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the orchestrator was told that this share holds."""
+        return self.state is State.HELD and self._hold_told
 
     def _tell_held(self, out: list[Command]) -> None:
         quiet = not self._queued and not self._cut_due and not self._versions_due
@@ -282,7 +286,7 @@ class Core:
             case JobKind.FORWARD:
                 self._send_forward(job, done.sends, done.count, out)
             case JobKind.BACKWARD:
-                for channel in self._ins[job.stage]:
+                for channel in self._turns.ins[job.stage]:
                     if channel.index in self.share.flow.channels:
                         self._answer(channel, job, done.sends.get(channel.index), done.count, out)
             case JobKind.TIES:
@@ -308,13 +312,13 @@ class Core:
         return next(home for name, home in self.share.borrowed.items() if name == user)
 
     def _send_forward(self, job: Job, sends: Mapping[int, object], count: int, out: list[Command]) -> None:
-        for channel in self._outs[job.stage]:
+        for channel in self._turns.outs[job.stage]:
             if not channel.local:
                 to = self.share.plan.stages[channel.dst].pnode
                 request_id = self._inbox.sent(channel.index, job.step, job.microbatch)
                 payload = sends[channel.index]
                 out.append(SendHop(to, job.step, job.microbatch, channel.index, False, request_id, count, payload))
-        for channel in self._ins[job.stage]:
+        for channel in self._turns.ins[job.stage]:
             if channel.index not in self.share.flow.channels:
                 self._answer(channel, job, None, count, out)
 
@@ -336,12 +340,11 @@ class Core:
             out.append(TellProgress(self.applied, loss, decision.count, decision.gradient_norm, seconds, note))
 
     def _saved(self, event: Saved, out: list[Command]) -> None:
-        if event.applied not in self._cuts:
-            raise CoreError(f"the cut of step {event.applied} was not being saved\n{self.tell_story()}")
-        self._cuts.discard(event.applied)
         if event.error:
-            self._fail(out, "", f"the checkpoint of step {event.applied} could not be stored: {event.error}",
-                       "check the store (dcnr doctor), then resume")  # fmt: skip
+            text = f"the checkpoint of step {event.applied} could not be stored: {event.error}"
+            self._fail(out, event.cause, text, "check the store (dcnr doctor)")
+        elif not self.uncommitted.stored(event.applied):
+            raise CoreError(f"the cut of step {event.applied} was not being saved\n{self.tell_story()}")
 
     # ---------------------------------------------------------------------------------------- going on
 
@@ -353,19 +356,23 @@ class Core:
             if self.state is not State.RUNNING or self._between_steps():
                 continue
             for stage in reversed(self.share.stages):
-                if not self._missing(stage) and not self._at_update(stage):
-                    self._queue_stage(stage, out)
+                if not self._missing(stage) and not self._turns.at_update(stage):
+                    job, inputs = self._turns.take(stage, self.step)
+                    self._queue(job, out, inputs)
                     moved = True
-            if all(self._at_update(stage) for stage in self.share.stages):
+            if all(self._turns.at_update(stage) for stage in self.share.stages):
                 moved = self._queue_end(out) or moved
 
     def _between_steps(self) -> list[str]:
         """What has to happen after U(step - 1) before anything of this step."""
         due = sorted(self._versions_due)
         found = [f"{self._inbox.lender(owner)}: '{owner}' after step {self.step}" for owner in due]
-        if self._cut_due:
-            found.append(f"store: {len(self._cuts)} cuts before that of step {self.step} are still being saved")
+        if self._cut_due and (awaited := self.uncommitted.awaited()):
+            found.append(awaited)
         return found
+
+    def _missing(self, stage: int) -> list[Wait]:
+        return self._turns.missing(stage, self.step)
 
     def _queue(self, job: Job, out: list[Command], inputs: Mapping[int | str, object] | None = None) -> None:
         self._queued.append(job)
@@ -380,81 +387,12 @@ class Core:
         return bool(found)
 
     def _queue_cut(self, out: list[Command]) -> bool:
-        if not self._cut_due or len(self._cuts) >= MAX_CUTS:
+        if not self._cut_due or not self.uncommitted.room():
             return False
         self._cut_due = False
-        self._cuts.add(self.step)
+        self.uncommitted.made(self.step)
         self._queue(Job(JobKind.CUT, self.step - 1), out)
         return True
-
-    def _at_update(self, stage: int) -> bool:
-        return self.share.schedules[stage][self._stages[stage].at].kind is Kind.UPDATE
-
-    def _missing(self, stage: int) -> list[_Wait]:
-        """What the stage's next action waits for; empty if it can be queued (or only U is left to wait for)."""
-        action = self.share.schedules[stage][self._stages[stage].at]
-        m = action.microbatch
-        if action.kind is Kind.FORWARD:
-            found = [
-                (channel, "activation", m)
-                for channel in self._ins[stage]
-                if (
-                    m not in self._stages[channel.src].forwards
-                    if channel.local
-                    else not self._inbox.has_hop(channel.index, self.step, m)
-                )
-            ]
-            if stage not in self.share.flow.stages and m >= self.share.windows[stage]:
-                found.extend(self._unanswered(stage, m - self.share.windows[stage]))
-            return found
-        if action.kind is Kind.BACKWARD:
-            return self._unanswered(stage, m)
-        if stage in self.share.flow.stages:
-            return []
-        late = range(max(0, self.share.microbatches - self.share.windows[stage]), self.share.microbatches)
-        return [wait for m in late for wait in self._unanswered(stage, m)]
-
-    def _unanswered(self, stage: int, m: int) -> list[_Wait]:
-        """Channels out of this stage on which microbatch `m` is not answered yet."""
-        found: list[_Wait] = []
-        for channel in self._outs[stage]:
-            back = channel.index in self.share.flow.channels
-            if channel.local:
-                reader = self._stages[channel.dst]
-                here = m in (reader.backwards if back else reader.forwards)
-            else:
-                here = self._inbox.has_answer(channel.index, self.step, m)
-            if not here:
-                found.append((channel, "gradient" if back else "answer", m))
-        return found
-
-    def _describe(self, wait: _Wait) -> str:
-        channel, what, m = wait
-        stage = channel.src if what == "activation" else channel.dst
-        who = f"stage {stage} here" if channel.local else self.share.plan.stages[stage].pnode
-        return f"{who}: {what} of '{channel.port}' for step {self.step + 1}, microbatch {m}"
-
-    def _queue_stage(self, stage: int, out: list[Command]) -> None:
-        state = self._stages[stage]
-        action = self.share.schedules[stage][state.at]
-        m = action.microbatch
-        inputs: dict[int | str, object] = {}
-        if action.kind is Kind.FORWARD:
-            state.forwards.add(m)
-            for channel in self._ins[stage]:
-                if not channel.local:
-                    inputs[channel.index] = self._inbox.take_hop(channel.index, self.step, m)
-            kind = JobKind.FORWARD
-        else:
-            state.backwards.add(m)
-            for channel in self._outs[stage]:
-                if not channel.local:
-                    payload = self._inbox.take_answer(channel.index, self.step, m)
-                    if channel.index in self.share.flow.channels:
-                        inputs[channel.index] = payload
-            kind = JobKind.BACKWARD
-        state.at += 1
-        self._queue(Job(kind, self.step, stage, m), out, inputs)
 
     def _decided(self) -> bool:
         return self.step in self._verdicts
@@ -518,10 +456,10 @@ class Core:
         if not decision.apply:
             self._queue(Job(JobKind.DISCARD, self.step), out)
             self._fail(
-                out, decision.culprit,
+                out, Cause.NUMBERS,
                 f"step {self.step + 1} was not applied: a value in VNode '{decision.culprit}' is not finite",
                 "lower the learning rate or clip gradients, then resume from the last checkpoint",
-                told=self.share.pnode == self.share.loss_pnode,
+                vnode=decision.culprit, told=self.share.pnode == self.share.loss_pnode,
             )  # fmt: skip
             return
         self._queue(Job(JobKind.UPDATE, self.step, scale=decision.scale, count=decision.count), out)
@@ -529,10 +467,7 @@ class Core:
         self._versions_due = set(self.share.owner_of.values())
         self._cut_due = decision.save
         self._ties_queued = self._report_queued = False
-        for state in self._stages.values():
-            state.at = 0
-            state.forwards.clear()
-            state.backwards.clear()
+        self._turns.begin()
         self._inbox.begin(self.step)
         if decision.hold or self.step >= self.share.steps:
             self._go(State.HELD)

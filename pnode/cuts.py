@@ -1,92 +1,121 @@
 """Saving cuts in the background: parts to the store, then one message to the orchestrator.
 
-The last two cuts also stay in memory until a newer one is committed, so that a later replay needs the store only for
-what was lost. Training never waits here; the core stops it when two cuts are still on their way.
+Training never waits here; the core stops it when too many cuts are on their way. Cuts are saved one after another,
+oldest first. A store that is away, full or read-only is tried again for `Bounds.away_s`, and `trouble` says so. What
+was saved and not called committed is remembered, for an orchestrator that comes later has to be told of it again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from typing import Any
 
 import msgspec
 
+from pnode.events import Cause
 from pnode.hub import Hub
+from pnode.memory import CutMemory
 from pnode.share import Share
 from storage.checkpoints import save_part
-from storage.store import StoreError, StoreUnavailableError
+from storage.store import Store, StoreError
 from wire.errors import DCNRError
 from wire.messages import Deployment, Part, PartsSaved
 
-KEPT = 2
 PARALLEL = 4
-PATIENCE_S = 0.5
-MAX_PATIENCE_S = 10.0
+PATIENCE_S, MAX_PATIENCE_S = 0.5, 10.0
 
 
 class CutSaver:
-    """The cuts of one session on this PNode."""
+    """The cuts of one epoch of a session on this PNode."""
 
-    def __init__(self, hub: Hub, deployment: Deployment, share: Share) -> None:
+    def __init__(self, hub: Hub, deployment: Deployment, share: Share, memory: CutMemory) -> None:
         self._hub = hub
         self._deployment = deployment
         self._share = share
+        self._memory = memory
         self._known: frozenset[str] = frozenset()
-        self._saved: dict[int, frozenset[str]] = {}
+        self._saved: dict[int, list[Part]] = {}
+        self._turn = asyncio.Lock()
         self._gate = asyncio.Semaphore(PARALLEL)
-        self.kept: dict[int, Any] = {}
-
-    def close(self) -> None:
-        """Forget all cuts."""
-        self.kept.clear()
-        self._saved.clear()
+        self.trouble = ""
+        """What the store said to the last try, "" while it takes what it is given."""
+        self.trouble_since = 0.0
 
     def committed(self, applied: int) -> None:
         """The cut after `applied` steps is durable."""
-        self._known = self._saved.get(applied, frozenset())
-        for older in [step for step in self.kept if step < applied]:
-            del self.kept[older]
+        if applied in self._saved:
+            self._known = frozenset(part.digest for part in self._saved[applied])
         for older in [step for step in self._saved if step <= applied]:
             del self._saved[older]
+        self._memory.committed(applied)
 
-    async def save(self, applied: int, cut: Any) -> str:
-        """Store all parts and tell the orchestrator. Returns "" or why it could not be done."""
-        self.kept[applied] = cut
-        for older in sorted(self.kept)[:-KEPT]:
-            del self.kept[older]
-        try:
-            parts = await asyncio.gather(*(self._part(vnode, state) for vnode, state in cut.states.items()))
-        except DCNRError as error:
-            return str(error)
-        self._saved[applied] = frozenset(part.digest for part in parts)
+    async def save(self, applied: int, cut: Any) -> tuple[str, Cause]:
+        """Store all parts and tell the orchestrator. Gives "" or why it can't be done, and the cause of that."""
+        self._memory.made(applied, cut.states)
+        states = dict(cut.states)
+        del cut
+        deadline = self._hub.clock() + self._hub.bounds.away_s
+        async with self._turn:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._part(applied, *each, deadline)) for each in states.items()]
+            except ExceptionGroup as errors:
+                return self._explain(applied, errors.exceptions[0])
+            finally:
+                self._memory.saved(applied)
+        self._saved[applied] = [task.result() for task in tasks]
+        self._tell(applied)
+        return "", Cause.STORE
+
+    def _explain(self, applied: int, error: Exception) -> tuple[str, Cause]:
+        if isinstance(error, StoreError | OSError):
+            return str(error), Cause.STORE
+        if not isinstance(error, DCNRError):
+            self._hub.log.error("cut", session=self._share.session, step=applied, error=repr(error))
+        return str(error) or repr(error), Cause.DEFECT
+
+    def announce(self) -> None:
+        """Tell the orchestrator of everything that is saved and not committed."""
+        for applied in sorted(self._saved):
+            self._tell(applied)
+
+    def _tell(self, applied: int) -> None:
         message = PartsSaved(
             self._share.session, self._share.epoch, self._share.replica, applied, self._share.pnode,
             self._hub.environment,
         )  # fmt: skip
         try:
-            self._hub.bus.send(self._hub.orchestrator, message, [msgspec.msgpack.encode(list(parts))])
+            self._hub.bus.send(self._hub.orchestrator, message, [msgspec.msgpack.encode(self._saved[applied])])
         except DCNRError as error:
             self._hub.log.warning("untold", session=self._share.session, message="PartsSaved", error=str(error))
-        return ""
 
-    async def _part(self, vnode: str, state: Any) -> Part:
-        deadline = self._hub.clock() + self._hub.bounds.store_s
+    async def _part(self, applied: int, vnode: str, state: Any, deadline: float) -> Part:
+        """Put one VNode's state into the store, however often that has to be tried."""
         patience = PATIENCE_S
         while True:
             try:
                 async with self._gate:
-                    return await save_part(
-                        self._store(), self._deployment.store_prefix, vnode, state, known=self._known
-                    )
-            except StoreUnavailableError as error:
+                    part = await save_part(self.store, self._deployment.store_prefix, vnode, state, known=self._known)
+            except (StoreError, OSError) as error:
                 if self._hub.clock() + patience > deadline:
                     raise
-                self._hub.log.warning("store away", session=self._share.session, vnode=vnode, error=str(error))
-                await asyncio.sleep(patience)
+                text = error.message if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
+                if not self.trouble:
+                    self.trouble_since = self._hub.clock()
+                    self._hub.log.warning("store away", session=self._share.session, vnode=vnode, error=text)
+                self.trouble = text
+                await asyncio.sleep(patience * random.uniform(0.5, 1.0))
                 patience = min(2 * patience, MAX_PATIENCE_S)
+            else:
+                self.trouble = ""
+                self._memory.part_saved(applied, vnode, part.digest)
+                return part
 
-    def _store(self) -> Any:
+    @property
+    def store(self) -> Store:
+        """The store. Raises StoreError if this PNode has none."""
         if self._hub.store is None:
             raise StoreError("this PNode has no store yet", hint="is it registered? (dcnr ps)")
         return self._hub.store
@@ -96,7 +125,7 @@ class CutSaver:
         try:
             for vnode, data in trace.items():
                 key = f"{self._deployment.store_prefix}trace/{applied}/{vnode.lower()}.safetensors"
-                await self._store().put(key, data)
+                await self.store.put(key, data)
         except DCNRError as error:
             self._hub.log.error("trace", session=self._share.session, step=applied, error=str(error))
         finally:

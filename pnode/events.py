@@ -11,6 +11,18 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 
+class Cause(Enum):
+    """Why a run can't go on (`RunFailed.cause`). After peer, compute, wait and store it may go on placed anew."""
+
+    NUMBERS = "numbers"  # a value is not finite
+    PEER = "peer"  # another member's process is gone
+    COMPUTE = "compute"  # the compute thread died or hangs, or memory ran out
+    WAIT = "wait"  # nothing came for too long
+    STORE = "store"  # the store was away for too long
+    INPUT = "input"  # the network or the data can't be trained with
+    DEFECT = "defect"  # of DCNR, or two versions of it together
+
+
 class JobKind(Enum):
     """What the compute thread can be asked for."""
 
@@ -163,19 +175,28 @@ class JobFailed:
     vnode: str
     text: str
     hint: str = ""
+    cause: Cause = Cause.DEFECT
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The cut after `applied` steps is in the store (or, with `error`, could not be put there)."""
+    """The cut after `applied` steps is in the store (or, with `error`, can't be put there)."""
 
     applied: int
     error: str = ""
+    cause: Cause = Cause.STORE
+
+
+@dataclass(frozen=True, slots=True)
+class CutCommitted:
+    """The orchestrator says that the cut after `applied` steps is durable."""
+
+    applied: int
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """Another member's process is gone."""
+    """Another member's process is gone, or can't be reached any more."""
 
     pnode: str
     reason: str
@@ -183,9 +204,11 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class WaitedTooLong:
-    """The driver's limit for a wait is over."""
+    """The driver's limit for a wait is over; `option` sets it."""
 
     limit_s: float
+    cause: Cause = Cause.WAIT
+    option: str = "--wait-limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +218,7 @@ class Broke:
     vnode: str
     text: str
     hint: str
+    cause: Cause = Cause.DEFECT
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +228,7 @@ class Released:
 
 Event = (
     Started | HopArrived | TieGradientArrived | TieVersionArrived | ReportArrived | VerdictArrived | HoldAsked
-    | JobDone | JobFailed | Saved | PeerLost | WaitedTooLong | Broke | Released
+    | JobDone | JobFailed | Saved | CutCommitted | PeerLost | WaitedTooLong | Broke | Released
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -308,12 +332,17 @@ class TellHeld:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The run can't go on. `told` false: the PNode that decided tells the orchestrator, not this one."""
+    """The run can't go on. `told` false: the orchestrator hears of it from another, or by a lease.
+
+    `peer`: the PNode that can't be reached, for the cause "peer".
+    """
 
     applied: int
     vnode: str
     text: str
     hint: str
+    cause: Cause
+    peer: str = ""
     told: bool = True
 
 

@@ -24,9 +24,11 @@ class Bounds:
     wait_s: float = 900.0  # a running session may wait so long for a peer or the store
     compute_s: float = 900.0  # one action may compute so long
     stalled_s: float = 30.0  # from here on the heartbeat calls it stalled
-    store_s: float = 600.0  # a cut may try so long to reach the store
+    away_s: float = 86_400.0  # store or orchestrator may be away for so long before a run that waits for it fails
+    cut_bytes: int = 1 << 30  # cuts of one session that the store does not have yet; two are always allowed
     infer_s: float = 60.0  # a forward request may be incomplete for so long
     infer_requests: int = 256  # forward requests of one session that are not complete
+    infer_rows: int = 4096  # rows of the data that one forward request may name
     cache_bytes: int = 1 << 30  # KV caches of one session
     cache_s: float = 600.0  # an unused KV cache lives so long
     network_bytes: int = 64 << 20  # a network's description
@@ -46,6 +48,7 @@ class Hub:
     log: structlog.typing.FilteringBoundLogger
     environment: list[str] = field(default_factory=list)
     store: Store | None = None
+    store_url: str = ""
     clock: Callable[[], float] = time.monotonic  # uvloop's own counts whole milliseconds
     counters: Counter[str] = field(default_factory=Counter)
     step_seconds: Callable[[str, float], None] = lambda session, seconds: None

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Key = tuple[str, int]
 SWEEP_S = 30.0
+AGAIN = "ask for the deployment again, and send the whole input under a new request id"
 
 
 @dataclass(slots=True)
@@ -67,6 +68,7 @@ class Inference:
         self._needed: dict[frozenset[str], tuple[list[int], frozenset[int]]] = {}
         self._caching = False
         self._swept = 0.0
+        self._closed: tuple[str, str] | None = None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -83,6 +85,14 @@ class Inference:
                 self._asked(message, frames)
             case InferHop():
                 self._arrived(message, frames)
+
+    def close(self, code: str, text: str) -> None:
+        """Answer every open request, and each that comes from now on, with a refusal: nothing is computed here."""
+        self._closed = (code, text)
+        for request in self._open.values():
+            if request.asked is not None:
+                self._failed(request.asked, code, text, AGAIN)
+        self._open.clear()
 
     def sweep(self, now: float) -> None:
         """Give up requests that got no further for too long, and keys and values that nobody used."""
@@ -112,6 +122,9 @@ class Inference:
 
     def _asked(self, message: InferInput, frames: Sequence[memoryview]) -> None:
         key = (message.request_id, message.sequence)
+        if self._closed is not None:
+            self._failed(message, *self._closed, AGAIN)
+            return
         problem = self._problem(message)
         if problem:
             self._failed(message, "bad-request", problem, "dcnr net show prints inputs and outputs")
@@ -137,7 +150,8 @@ class Inference:
         if unknown or not message.outputs:
             return f"the network has no output {unknown}; it has {', '.join(graph.outputs)}"
         if message.split:
-            return "" if message.count > 0 else "no rows asked for"
+            most = self.hub.bounds.infer_rows
+            return "" if 0 < message.count <= most else f"{message.count} rows asked for, 1 to {most} are allowed"
         if len(message.inputs) != len(message.tensors):
             return f"{len(message.inputs)} inputs named, {len(message.tensors)} tensors came"
         for name, meta in zip(message.inputs, message.tensors, strict=True):
@@ -176,7 +190,7 @@ class Inference:
             self.session.refuse("bad-infer-hop", f"request {hop.request_id}: '{channel.port}' came as {meta}")
             return
         key = (hop.request_id, hop.sequence)
-        request = self._open_one(key)
+        request = self._open_one(key) if self._closed is None else None
         if request is None or hop.channel in request.hops:
             self.session.refuse("infer-hop", f"request {hop.request_id}: too many, or twice")
             return

@@ -14,14 +14,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from networks.recipe import lr_at
+from pnode.causes import cause_of
 from pnode.compute_thread import ComputeThread
 from pnode.core import Core, CoreError, State
 from pnode.cuts import CutSaver
 from pnode.events import (
     Broke,
+    Cause,
     Command,
     Compute,
+    CutCommitted,
     Decision,
     Done,
     Event,
@@ -55,10 +57,12 @@ from pnode.flow import GradientFlow
 from pnode.hub import Hub
 from pnode.inference import Inference
 from pnode.kvcache import KVCaches
+from pnode.memory import CutMemory
 from pnode.norms import pack_norms, read_norms
+from pnode.reports import Reports
 from pnode.share import Share, hop_problem, microbatch_rows
 from pnode.tensors import Packed, Received
-from wire.errors import DCNRError
+from wire.errors import DCNRError, RemoteError
 from wire.messages import (
     DIRECTION_BACKWARD,
     DIRECTION_FORWARD,
@@ -71,11 +75,7 @@ from wire.messages import (
     InferInput,
     Message,
     PeerRef,
-    Progress,
-    RunFailed,
-    RunHeld,
     SessionBeat,
-    StepReport,
     TieGradient,
     TieVersion,
     Verdict,
@@ -86,8 +86,10 @@ if TYPE_CHECKING:
     from networks.network import Network
     from pnode.work import Work
 
-PROGRESS_S = 0.2
 EMPTY = Packed((), ())
+MIN_IN_MEMORY = 2
+INSPECT_S = 60.0
+WAITING_CHARS, BEAT_CUTS = 1000, 100
 BF16_FLOATS = frozenset({"float32", "bfloat16"})
 FLOAT32_ONLY = frozenset({"float32"})
 
@@ -96,31 +98,41 @@ class Session:
     """See the module."""
 
     def __init__(
-        self, hub: Hub, deployment: Deployment, share: Share, network: Network, work: Work, compute: ComputeThread
-    ) -> None:
+        self, hub: Hub, deployment: Deployment, share: Share, network: Network, work: Work, compute: ComputeThread,
+        memory: CutMemory | None = None,
+    ) -> None:  # fmt: skip
         self.hub = hub
         self.deployment = deployment
         self.share = share
         self.network = network
-        self.core = Core(share)
+        self.core = Core(
+            share, max_uncommitted=deployment.max_uncommitted,
+            max_in_memory=max(MIN_IN_MEMORY, hub.bounds.cut_bytes // max(1, work.state_bytes())),
+        )  # fmt: skip
         self.id = share.session
         self.lane = f"{share.session}@{share.epoch}"
         self.bytes_out: Counter[str] = Counter()
-        self.error = ""
+        self.moved = 0
+        """Bytes that were fetched to prepare it."""
         self._work: Work | None = work
         self.compute = compute
         self._loop = asyncio.get_running_loop()
         self._rows = microbatch_rows(network.recipe.batch, network.recipe.microbatches)
         self.floats = BF16_FLOATS if network.recipe.precision == "bf16" else FLOAT32_ONLY
         self.channels = {channel.index: channel for channel in share.plan.channels}
-        self._reports: list[StepReport] = []
-        self._reported_at = 0.0
-        self._report_timer: asyncio.TimerHandle | None = None
+        self.reports = Reports(hub, share, network.recipe)
         self._traces: set[asyncio.Task[None]] = set()
-        self._cuts = CutSaver(hub, deployment, share)
+        self._saves: set[asyncio.Task[None]] = set()
+        self._inspections: set[asyncio.Future[list[VNodeReport]]] = set()
+        self._cuts = CutSaver(hub, deployment, share, memory if memory is not None else CutMemory())
         self.inference = Inference(hub, self, self.lane + "/infer")
         work.caches = KVCaches(hub.bounds.cache_bytes, hub.bounds.cache_s)
         work.trace_gate = threading.BoundedSemaphore(hub.bounds.trace_writes)
+
+    @property
+    def error(self) -> str:
+        """Why the run can't go on here; "" while it can."""
+        return self.reports.error
 
     @property
     def flow(self) -> GradientFlow:
@@ -138,23 +150,31 @@ class Session:
         self.post(HoldAsked(save))
 
     def release(self) -> None:
-        """Forget everything; the VNodes' memory is freed by the compute thread."""
-        self.post(Released())
-        self.compute.drop(self.lane)
-        self.compute.drop(self.inference.lane)
-        self._cuts.close()
-        if self._report_timer is not None:
-            self._report_timer.cancel()
-        self._work = None
-        self.compute.submit(self.lane, "release", _nothing, self._forget_lanes)
+        """End: nothing of this epoch is computed, applied, sent or saved any more. Its kept cuts stay in their memory.
 
-    def _forget_lanes(self, _value: object, _error: BaseException | None) -> None:
+        The VNodes are freed as soon as the compute thread lets go of them.
+        """
+        self.post(Released())
         for lane in (self.lane, self.inference.lane, self.lane + "/inspect"):
             self.compute.drop(lane)
+        self.inference.close("moved", f"session {self.id} has ended here, or was placed anew")
+        self.reports.close()
+        for task in self._saves:
+            task.cancel()
+        for future in self._inspections:
+            future.cancel()
+        self._work = None
 
     def committed(self, message: Committed) -> None:
-        """A cut is durable: older ones need not be kept."""
+        """A cut is durable: older ones need not be kept, and what waits for it can go on."""
         self._cuts.committed(message.step)
+        self.reports.committed(message.step)
+        self.post(CutCommitted(message.step))
+
+    def announce(self) -> None:
+        """Tell an orchestrator, which may be a new one, all that it can't know."""
+        self._cuts.announce()
+        self.reports.announce(self.core.applied if self.core.holds else None)
 
     def member(self, sender: PeerRef) -> str | None:
         """The PNode that this process is in this placement; None for a stranger or another boot of a member."""
@@ -171,21 +191,36 @@ class Session:
 
     def compute_failed(self, text: str, hint: str) -> None:
         """The compute thread is dead or hangs."""
-        self.post(Broke("", text, hint))
+        self.post(Broke("", text, hint, Cause.COMPUTE))
 
     def beat(self, now: float) -> SessionBeat:
         """What the heartbeat says about this session."""
         waiting = self.core.waiting()
-        since = now - self.core.moved_at if waiting else 0.0
+        since = max(0.0, now - self.core.moved_at) if waiting else 0.0
+        if trouble := self._cuts.trouble:
+            saving = self.core.uncommitted.saving
+            told = f"store: cut of step {saving[0]}" if saving else "store"
+            waiting = [f"{told}: {trouble}", *(text for text in waiting if text != told)]
+            since = max(since, now - self._cuts.trouble_since)
         text = "; ".join(waiting[:3]) + (f"; and {len(waiting) - 3} more" if len(waiting) > 3 else "")
-        state = self.core.state.value
-        return SessionBeat(self.id, self.share.epoch, self.core.applied, state, text, max(0.0, since))
+        return SessionBeat(
+            self.id, self.share.epoch, self.core.applied, self.core.state.value, text[:WAITING_CHARS], since,
+            self.moved + self.core.moves, self.core.uncommitted.saved[:BEAT_CUTS],
+        )  # fmt: skip
 
     def check(self, now: float) -> None:
-        """Enforce the limit on waiting, and drop forward requests that got no further."""
-        limit = self.hub.bounds.wait_s
-        if self.core.state is State.RUNNING and self.core.waiting() and now - self.core.moved_at > limit:
-            self.post(WaitedTooLong(limit))
+        """Enforce the limits on waiting, and drop forward requests that got no further.
+
+        While cuts are not durable, store or orchestrator may be what everybody waits for in the end, here or behind
+        another PNode: then the longer limit counts.
+        """
+        bounds, core = self.hub.bounds, self.core
+        if waiting := core.waiting():
+            behind = len(core.uncommitted) > 0
+            limit, option = (bounds.away_s, "--away-limit") if behind else (bounds.wait_s, "--wait-limit")
+            if now - core.moved_at > limit:
+                cause = Cause.STORE if waiting[0].startswith("store: ") else Cause.WAIT
+                self.post(WaitedTooLong(limit, cause, option))
         self.inference.sweep(now)
 
     # ------------------------------------------------------------------------------------ messages
@@ -291,16 +326,19 @@ class Session:
                 for member in to:
                     self._send(member, verdict)
             case SaveCut(applied, cut):
-                self.hub.spawn(self._save(applied, cut))
+                self._keep(self._saves, self.hub.spawn(self._save(applied, cut)))
             case TellProgress():
-                self._tell_progress(command)
+                self.reports.step(command)
             case TellApplied(applied, trace):
                 if trace is not None:
                     self._write_trace(applied, trace)
             case TellHeld(applied):
                 self.hub.spawn(self._tell_held(applied))
             case Fail():
-                self._fail(command)
+                self.compute.drop(self.lane)
+                self.reports.failed(command)
+                if command.cause in (Cause.PEER, Cause.COMPUTE):
+                    self.inference.close("moved", command.text)
             case Refuse(code, text):
                 self.refuse(code, text)
 
@@ -313,7 +351,7 @@ class Session:
             return
         text = str(error) if isinstance(error, DCNRError) else f"{type(error).__name__}: {error}"
         self.hub.log.error("compute", session=self.id, job=str(job), error="".join(traceback.format_exception(error)))
-        self.post(JobFailed(job, self.vnode_of(job, error), text, getattr(error, "hint", "")))
+        self.post(JobFailed(job, self.vnode_of(job, error), text, getattr(error, "hint", ""), cause_of(error)))
 
     def vnode_of(self, job: Job, error: BaseException) -> str:
         """The VNode that an error names, or the stage's only or first one."""
@@ -355,68 +393,28 @@ class Session:
             return
         self.bytes_out[vnode] += packed.size_bytes
 
-    def tell(self, message: Message, frames: Sequence[bytes] = ()) -> None:
-        """Send to the orchestrator; if it is away, the next heartbeat finds out."""
-        try:
-            self.hub.bus.send(self.hub.orchestrator, message, frames)
-        except DCNRError as error:
-            self.hub.log.warning("untold", session=self.id, message=type(message).__name__, error=str(error))
-
-    def _fail(self, command: Fail) -> None:
-        self.error = command.text
-        self.compute.drop(self.lane)
-        self._flush_progress()
-        self.hub.log.error("run failed", session=self.id, vnode=command.vnode, text=command.text, told=command.told)
-        if command.told:
-            self.tell(
-                RunFailed(
-                    self.id, self.share.epoch, self.share.replica, command.applied, self.share.pnode, command.vnode,
-                    command.text[:4000], command.hint,
-                )
-            )  # fmt: skip
-
-    def _tell_progress(self, command: TellProgress) -> None:
-        recipe = self.network.recipe
-        self._reports.append(
-            StepReport(
-                command.applied, command.loss, command.count, command.gradient_norm,
-                lr_at(recipe, command.applied - 1), command.seconds, recipe.batch, command.note,
-            )
-        )  # fmt: skip
-        self.hub.step_seconds(self.id, command.seconds)
-        due = self._reported_at + PROGRESS_S - self.hub.clock()
-        if due <= 0:
-            self._flush_progress()
-        elif self._report_timer is None:
-            self._report_timer = self._loop.call_later(due, self._flush_progress)
-
-    def _flush_progress(self) -> None:
-        if self._report_timer is not None:
-            self._report_timer.cancel()
-            self._report_timer = None
-        if self._reports:
-            reports, self._reports = self._reports, []
-            self._reported_at = self.hub.clock()
-            self.tell(Progress(self.id, self.share.epoch, self.share.replica, self.share.pnode, reports))
-
     async def _tell_held(self, applied: int) -> None:
         if self._traces:
             await asyncio.wait(self._traces)
-        self._flush_progress()
-        self.tell(RunHeld(self.id, self.share.epoch, self.share.replica, applied, self.share.pnode))
+        if self.core.holds:
+            self.reports.held(applied)
 
     # ------------------------------------------------------------------------------------ saving
 
+    @staticmethod
+    def _keep(tasks: set[asyncio.Task[None]], task: asyncio.Task[None]) -> None:
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
     async def _save(self, applied: int, cut: Any) -> None:
-        error = await self._cuts.save(applied, cut)
-        if self.core.state not in (State.RELEASED, State.FAILED):
-            self.post(Saved(applied, error))
+        error, cause = await self._cuts.save(applied, cut)
+        if self.core.state is not State.RELEASED:
+            self.post(Saved(applied, error, cause))
 
     def _write_trace(self, applied: int, trace: Any) -> None:
         work = self._work
-        task = self.hub.spawn(self._cuts.write_trace(applied, trace, work.trace_gate if work is not None else None))
-        self._traces.add(task)
-        task.add_done_callback(self._traces.discard)
+        gate = work.trace_gate if work is not None else None
+        self._keep(self._traces, self.hub.spawn(self._cuts.write_trace(applied, trace, gate)))
 
     # ------------------------------------------------------------------------------------ for people and inference
 
@@ -427,11 +425,17 @@ class Session:
             self.compute.submit(lane, f"{self.id}: {name}", lambda: work(here), then)
 
     async def inspect(self) -> list[VNodeReport]:
-        """A report of each VNode here, made between two actions of the compute thread."""
+        """A report of each VNode here, made between two actions of the compute thread.
+
+        Raises RemoteError if the session ends meanwhile.
+        """
+        if self._work is None:
+            raise RemoteError(f"session {self.id} has ended here")
         future: asyncio.Future[list[VNodeReport]] = self._loop.create_future()
+        self._inspections.add(future)
 
         def then(value: Any, error: BaseException | None) -> None:
-            if future.cancelled():
+            if future.done():
                 return
             if error is not None:
                 future.set_exception(error)
@@ -440,12 +444,15 @@ class Session:
 
         bytes_out, applied = dict(self.bytes_out), self.core.applied
         self.submit(self.lane + "/inspect", "inspect", lambda work: work.inspect(applied, bytes_out), then)
-        return await future
+        try:
+            async with asyncio.timeout(INSPECT_S):
+                await asyncio.wait([future])
+        finally:
+            self._inspections.discard(future)
+        if future.cancelled():
+            raise RemoteError(f"session {self.id} has ended here, or was placed anew")
+        return future.result()
 
     def now(self) -> float:
         """The PNode's clock, seconds."""
         return self.hub.clock()
-
-
-def _nothing() -> None:
-    return None

@@ -183,6 +183,10 @@ class VNodes:
         """
         return {key: tensor.detach().to("cpu", copy=True) for key, tensor in self._tensors(NodeId(vnode)).items()}
 
+    def state_bytes(self, vnode: str) -> int:
+        """Bytes of all that `state` gives."""
+        return sum(tensor.nbytes for tensor in self._tensors(NodeId(vnode)).values())
+
     def load_state(self, vnode: str, state: Mapping[str, Tensor]) -> None:
         """Replace the VNode's state. Raises StateError naming the key that is missing, unexpected or unlike."""
         here = self._tensors(NodeId(vnode))

@@ -97,6 +97,10 @@ class Work:
         states = {str(node): self.vnodes.state(node) for node in self.share.nodes}
         return Cut(applied, {node: state for node, state in states.items() if state})
 
+    def state_bytes(self) -> int:
+        """Bytes of one cut."""
+        return sum(self.vnodes.state_bytes(node) for node in self.share.nodes)
+
     def load(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take over a checkpoint: the VNodes here and the borrowed parameters of owners elsewhere."""
         borrowed = {str(owner) for owner in self.share.owner_of.values()}

@@ -64,5 +64,9 @@ class Bus(Protocol):
     def queued_bytes(self, to: PeerRef) -> int:
         """Bytes sent to this peer that it has not acknowledged."""
 
+    def heard(self) -> list[PeerRef]:
+        """The processes from which anything arrived since the last call: also acknowledgements, and pieces of messages
+        that are not whole yet."""
+
     def forget(self, to: PeerRef) -> None:
         """Drop the link to this peer and what is queued for it."""

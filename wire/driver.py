@@ -191,6 +191,10 @@ class Driver(ABC):
         """Bytes sent to this peer that it has not acknowledged."""
         return self._links.queued_bytes(to)
 
+    def heard(self) -> list[PeerRef]:
+        """The processes from which anything arrived since the last call."""
+        return self._links.heard(self._now())
+
     def forget(self, to: PeerRef) -> None:
         """Drop the link to this peer and what is queued for it."""
         self._links.forget(to, self._out)

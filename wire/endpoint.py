@@ -68,6 +68,7 @@ class Endpoint:
         self._due: dict[Peer, None] = {}  # acknowledgements to be sent after this batch
         self._shortest_s = min(limits.ack_delay_s, limits.stall_s, limits.hello_s)
         self._pool = BufferPool()
+        self._asked_at = 0.0  # when `heard` was asked last
 
     # ------------------------------------------------------------ sending
 
@@ -114,6 +115,11 @@ class Endpoint:
         """Whether a peer is reached by dialling this address."""
         return self._directory.reaches(address)
 
+    def heard(self, now: float) -> list[PeerRef]:
+        """The processes from which any valid packet came since the last call, or at the very time of it."""
+        since, self._asked_at = self._asked_at, now
+        return [peer.ref for peer in self._directory if peer.ref.boot and peer.sign_at >= since]
+
     def forget(self, to: PeerRef, out: list[Command]) -> None:
         """Drop the link to this peer and what is queued for it; what it sends later begins a new link."""
         peer = self._directory.known(to)
@@ -159,7 +165,7 @@ class Endpoint:
             self._handshake(packet, now, out)
 
     def _linked(self, peer: Peer, packet: Linked, frames: Sequence[Any], now: float, out: list[Command]) -> None:
-        peer.heard_at = now
+        peer.heard_at = peer.sign_at = now
         if packet.yours == peer.stream:
             if peer.state is State.GREETING:
                 peer.up(now, out)
@@ -282,7 +288,7 @@ class Endpoint:
                         self.counters["refused_peers"] += 1
                         return
                     peer = self._directory.add(packet.me, now, out)
-                peer.heard_at = now
+                peer.heard_at = peer.sign_at = now
                 if not peer.ref.addresses and packet.me.addresses:
                     peer.meet(packet.me)
                 if peer.begin_stream(packet.stream, packet.bases):
@@ -328,7 +334,7 @@ class Endpoint:
         elif (peer.ref.id, peer.ref.boot) != key:
             self.counters["refused_handshakes"] += 1
             return
-        peer.heard_at = now
+        peer.heard_at = peer.sign_at = now
         peer.hello_at = None
         if not peer.begin_stream(packet.stream, packet.bases):
             return

@@ -7,6 +7,7 @@ number; what belongs to another life is dropped, and a Hello brings both sides t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any
@@ -56,7 +57,8 @@ class Peer:
         self.meet(ref)
         self.hello_at: float | None = None
         self.hello_s = limits.hello_s
-        self.heard_at = now
+        self.heard_at = now  # or made
+        self.sign_at = -math.inf  # when the last packet came, if any did
         self.greeting_since: float | None = None  # since when something waits for the other's answer to a Hello
         self.resends = 0
         self.pings = 0

@@ -63,7 +63,7 @@ async def test_a_dead_compute_thread_shows_and_fails_its_sessions(conductor: Con
         def end() -> None:
             raise SystemExit("planted")
 
-        daemon._computes[0].submit("planted", "planted", end, lambda value, error: None)
+        daemon.computing.threads[0].submit("planted", "planted", end, lambda value, error: None)
         await conductor.until(lambda: conductor.beats["p1"].compute == "dead")
         await conductor.until(lambda: bool(conductor.failed))
         assert "compute thread is dead" in conductor.failed[0].text
@@ -84,7 +84,7 @@ async def test_each_device_has_a_thread_and_sessions_are_spread(conductor: Condu
         for session in ("mlp-1", "mlp-2"):
             await conductor.until(lambda session=session: conductor.all_held(session, 5))
         threads = {session.compute for session in daemon.sessions.values()}
-        assert threads == set(daemon._computes)
+        assert threads == set(daemon.computing.threads)
         assert len(threads) == 2
     assert [s.loss for s in conductor.steps["mlp-1"]] == [s.loss for s in conductor.steps["mlp-2"]]
 

@@ -11,6 +11,7 @@ from pnode.core import Core, State
 from pnode.events import (
     Command,
     Compute,
+    CutCommitted,
     Done,
     Event,
     Fail,
@@ -111,10 +112,12 @@ class Cluster:
     told: list[tuple[str, Command]] = field(default_factory=list)
     finite: bool = True
     clock: float = 0.0
+    commits: bool = True  # what is saved is committed at once
+    limits: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for pnode, share in self.shares.items():
-            self.cores[pnode] = Core(share)
+            self.cores[pnode] = Core(share, **self.limits)
             self.jobs[pnode], self.ran[pnode] = [], []
 
     def post(self, pnode: str, event: Event) -> None:
@@ -140,6 +143,8 @@ class Cluster:
                 self.wire.extend((member, VerdictArrived(pnode, decision)) for member in to)
             case SaveCut(applied, _):
                 self.wire.append((pnode, Saved(applied)))
+                if self.commits:
+                    self.wire.append((pnode, CutCommitted(applied)))
                 self.told.append((pnode, command))
             case TellProgress() | TellHeld() | TellApplied() | Fail() | Refuse():
                 self.told.append((pnode, command))

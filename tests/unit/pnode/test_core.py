@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 from networks.graph import Graph
 from pnode.core import Core, CoreError, State
 from pnode.events import (
+    Broke,
+    Cause,
     Compute,
+    CutCommitted,
     Done,
+    Event,
     Fail,
     HoldAsked,
     HopArrived,
@@ -166,6 +170,7 @@ def test_one_value_that_is_not_finite_and_nobody_applies() -> None:
     assert [pnode for pnode, _ in told] == ["p3"]
     assert told[0][1].vnode == "bad"  # type: ignore[union-attr]
     assert "step 1 was not applied" in told[0][1].text  # type: ignore[union-attr]
+    assert {command.cause for _, command in cluster.of(Fail)} == {Cause.NUMBERS}  # type: ignore[union-attr]
     assert all(job.kind is not JobKind.UPDATE for jobs in cluster.ran.values() for job in jobs)
 
 
@@ -190,19 +195,83 @@ def test_hold_is_decided_by_the_loss_alone() -> None:
     assert [type(command) for command in commands] == [Refuse]
 
 
-def test_a_slow_store_lets_two_cuts_wait_and_then_training() -> None:
+def alone(**limits: int) -> Cluster:
     graph = graph_of([("a", "c")], loss="c", trainable={"a"})
-    cluster = Cluster(shares_of(graph, {"a": "p1", "c": "p1"}, checkpoint_every=1, steps=9), random.Random(0))
-    cluster.start(9)
+    shares = shares_of(graph, {"a": "p1", "c": "p1"}, checkpoint_every=1, steps=30)
+    return Cluster(shares, random.Random(0), commits=False, limits=limits)
+
+
+def run_without(cluster: Cluster, *kinds: type) -> None:
+    """Go on for as long as anything can happen, while events of these kinds are lost."""
     while cluster.tick():
-        cluster.wire = [(to, event) for to, event in cluster.wire if not isinstance(event, Saved)]
+        cluster.wire = [(to, event) for to, event in cluster.wire if not isinstance(event, kinds)]
+
+
+def test_a_slow_store_lets_two_cuts_wait_and_then_training() -> None:
+    cluster = alone()
+    cluster.start(9)
+    run_without(cluster, Saved)
     core = cluster.cores["p1"]
     assert core.applied == 3
-    assert core.waiting() == ["store: 2 cuts before that of step 3 are still being saved"]
+    assert core.waiting() == ["store: cut of step 1"]
     cluster.post("p1", Saved(1))
-    cluster.run()
+    run_without(cluster, Saved)
+    assert core.applied == 4
+    assert core.waiting() == ["store: cut of step 2"]
+    assert core.uncommitted.saved == [1]
     with pytest.raises(CoreError, match="was not being saved"):
         core.handle(Saved(77), 0.0)
+
+
+def test_memory_for_more_cuts_lets_more_of_them_wait() -> None:
+    cluster = alone(max_in_memory=5)
+    cluster.start(30)
+    run_without(cluster, Saved)
+    assert cluster.cores["p1"].applied == 6
+
+
+def test_training_goes_on_without_commits_for_max_uncommitted_cuts() -> None:
+    cluster = alone(max_uncommitted=4)
+    cluster.start(30)
+    cluster.run()
+    core = cluster.cores["p1"]
+    assert core.applied == 5
+    assert core.uncommitted.saved == [1, 2, 3, 4]
+    assert core.waiting() == ["orchestrator: commit of step 1"]
+    cluster.post("p1", CutCommitted(2))
+    cluster.run()
+    assert core.applied == 7
+    assert core.uncommitted.saved == [3, 4, 5, 6]
+    cluster.post("p1", CutCommitted(2))
+    cluster.run()
+    assert core.applied == 7
+
+
+def test_a_cut_that_is_committed_before_the_store_has_answered_is_not_awaited() -> None:
+    """The orchestrator may hear of a later cut's parts and answer before this side has looked at its own."""
+    cluster = alone(max_uncommitted=1)
+    cluster.start(30)
+    run_without(cluster, Saved)
+    core = cluster.cores["p1"]
+    assert core.waiting() == ["store: cut of step 1"]
+    cluster.post("p1", CutCommitted(1))
+    cluster.post("p1", Saved(1))
+    cluster.run()
+    assert core.uncommitted.saved == [2]
+
+
+def test_the_last_cut_holds_only_when_it_is_made() -> None:
+    cluster = alone(max_uncommitted=2)
+    cluster.start(3)
+    cluster.run()
+    core = cluster.cores["p1"]
+    assert core.state is State.HELD
+    assert not core.holds
+    assert core.waiting() == ["orchestrator: commit of step 1"]
+    cluster.post("p1", CutCommitted(1))
+    cluster.run()
+    assert core.holds
+    assert core.waiting() == []
 
 
 def test_waiting_names_who_and_what() -> None:
@@ -235,17 +304,54 @@ def test_a_failed_job_names_vnode_and_job() -> None:
     cluster.post("p1", Started(4))
     job = cluster.jobs["p1"][0].job
     out = cluster.cores["p1"].handle(JobFailed(job, "a", "boom"), 0.0)
-    assert out == [Fail(0, "a", "F0 of step 1 in stage 0: boom", "")]
+    assert out == [Fail(0, "a", "F0 of step 1 in stage 0: boom", "", Cause.DEFECT)]
     assert cluster.cores["p1"].handle(Started(4), 0.0) == []
 
 
-def test_the_loss_of_a_member_fails_a_run_and_not_a_held_one() -> None:
+def test_the_loss_of_a_member_ends_the_epoch_whatever_it_does() -> None:
+    """What was on its way is lost with it, so a share that goes on would wait for ever."""
+    for start in ([], [Started(4)]):
+        cluster = chain()
+        for event in start:
+            cluster.post("p1", event)
+        out = cluster.cores["p1"].handle(PeerLost("p2", "gone"), 0.0)
+        assert isinstance(out[0], Fail)
+        assert "p2 is lost: gone" in out[0].text
+        assert (out[0].cause, out[0].peer, out[0].told) == (Cause.PEER, "p2", True)
+        assert cluster.cores["p1"].state is State.FAILED
+
+
+def test_a_share_that_holds_takes_a_loss_silently() -> None:
+    """The run has come to rest: the orchestrator finds the loss by itself, and nothing failed."""
     cluster = chain()
-    assert cluster.cores["p1"].handle(PeerLost("p2", "gone"), 0.0) == []
-    cluster.post("p1", Started(4))
+    cluster.start(4)
+    cluster.run()
     out = cluster.cores["p1"].handle(PeerLost("p2", "gone"), 0.0)
-    assert isinstance(out[0], Fail)
-    assert "p2 is lost: gone" in out[0].text
+    assert [(type(each), each.told) for each in out] == [(Fail, False)]  # type: ignore[union-attr]
+    assert not cluster.cores["p1"].holds
+
+
+@pytest.mark.parametrize("pnode", ["p1", "p9"])
+def test_only_other_members_can_be_lost(pnode: str) -> None:
+    assert chain().cores["p1"].handle(PeerLost(pnode, "gone"), 0.0) == []
+
+
+@pytest.mark.parametrize(
+    ("event", "cause"),
+    [
+        (WaitedTooLong(5.0), Cause.WAIT),
+        (WaitedTooLong(5.0, Cause.STORE, "--away-limit"), Cause.STORE),
+        (Broke("a", "odd", ""), Cause.DEFECT),
+        (Broke("", "hangs", "", Cause.COMPUTE), Cause.COMPUTE),
+        (Saved(1, "full", Cause.STORE), Cause.STORE),
+    ],
+)
+def test_every_failure_has_a_cause(event: Event, cause: Cause) -> None:
+    cluster = chain()
+    cluster.post("p1", Started(4))
+    (out,) = cluster.cores["p1"].handle(event, 0.0)
+    assert isinstance(out, Fail)
+    assert out.cause is cause
 
 
 def test_a_result_that_is_not_due_tells_the_story() -> None:
@@ -271,6 +377,7 @@ def test_a_network_without_loss_can_not_start() -> None:
     share = replace(cluster.shares["p1"], loss_pnode="")
     out = Core(share).handle(Started(1), 0.0)
     assert isinstance(out[0], Fail)
+    assert out[0].cause is Cause.INPUT
 
 
 def test_a_verdict_reaches_the_other_members_once() -> None:

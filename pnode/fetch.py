@@ -1,0 +1,123 @@
+"""What a deployment gets from the store, and how far that is: every byte counts as it comes, so that nobody has to
+guess whether a long preparation still moves.
+
+A store that is away is tried again for a while. What was fetched stays in the session's memory, so the next try, of
+this deployment or of one that takes its place, fetches only the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from pnode.memory import CutMemory, State
+from storage.blobs import Blobs
+from storage.checkpoints import Manifest, read_manifest
+from storage.keys import part_key
+from storage.store import Store, StoreUnavailableError
+from wire.messages import Part
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+T = TypeVar("T")
+
+PARALLEL = 8
+PATIENCE_S, MAX_PATIENCE_S = 0.25, 4.0
+
+
+class _Streams:
+    """A store whose streams are counted; all else is the store's own."""
+
+    def __init__(self, store: Store, count: Callable[[int], None]) -> None:
+        self._store = store
+        self._count = count
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    async def get_stream(self, key: str, *, sha256: str | None = None) -> AsyncGenerator[bytes]:
+        """The object in chunks."""
+        async with contextlib.aclosing(self._store.get_stream(key, sha256=sha256)) as chunks:
+            async for chunk in chunks:
+                self._count(len(chunk))
+                yield chunk
+
+
+class Fetch:
+    """The bytes of one preparation. `away_s`: how long a store may be away before it is given up."""
+
+    def __init__(self, store: Store, clock: Callable[[], float], away_s: float) -> None:
+        self._streams = _Streams(store, self._came)
+        self._store = store
+        self._clock = clock
+        self._away_s = away_s
+        self._gate = asyncio.Semaphore(PARALLEL)
+        self.moved = 0
+        """Bytes that have come; also grows while the fetched is put to use."""
+        self.part_bytes = 0
+        self.fetched = 0
+        self.remembered = 0
+        """States of VNodes that came from the store, and those that were in memory."""
+        self.trouble = ""
+        """What the store said to the last try."""
+
+    def _came(self, size: int) -> None:
+        self.moved += size
+
+    async def blob(self, digest: str, max_bytes: int) -> bytes:
+        """A small blob. Raises StoreError."""
+        data = await self._patiently(lambda: Blobs(self._store).get(digest, max_bytes=max_bytes))
+        self._came(len(data))
+        return data
+
+    async def blob_file(self, digest: str, path: Path) -> None:
+        """A blob as a file, unless it is there. Raises StoreError."""
+        blobs = Blobs(cast(Store, self._streams))
+        await self._patiently(lambda: blobs.fetch_to_file(digest, path))
+
+    async def manifest(self, prefix: str, key: str, digest: str) -> Manifest:
+        """A manifest. Raises StoreError."""
+        found = await self._patiently(lambda: read_manifest(self._store, prefix, key, digest))
+        self._came(1)
+        return found
+
+    async def state(self, prefix: str, step: int, part: Part, memory: CutMemory) -> State:
+        """The state of one VNode after `step`: from memory, or else from the store. Raises StoreError."""
+        kept = memory.find(step, part.vnode, part.digest)
+        if kept is not None:
+            self.remembered += 1
+            return kept
+        async with self._gate:
+            state = await self._patiently(lambda: self._part(prefix, part))
+        memory.add(step, part.vnode, state, part.digest)
+        self.fetched += 1
+        self.part_bytes += part.size_bytes
+        return state
+
+    async def _part(self, prefix: str, part: Part) -> State:
+        from storage.tensors import decode_tensors
+
+        key = part_key(prefix, part.digest)
+        async with contextlib.aclosing(self._streams.get_stream(key, sha256=part.digest)) as chunks:
+            data = b"".join([chunk async for chunk in chunks])
+        return await asyncio.to_thread(decode_tensors, data, key=key)
+
+    async def _patiently(self, get: Callable[[], Awaitable[T]]) -> T:
+        patience, deadline = PATIENCE_S, self._clock() + self._away_s
+        while True:
+            try:
+                found = await get()
+            except StoreUnavailableError as error:
+                self.trouble = error.message
+                if self._clock() + patience > deadline:
+                    raise
+                await asyncio.sleep(patience * random.uniform(0.5, 1.0))
+                patience = min(2 * patience, MAX_PATIENCE_S)
+            else:
+                self.trouble = ""
+                return found

@@ -48,6 +48,9 @@ class Wound:
     recovered_s: float | None = None
     redone: int = 0
     hurt_member: bool = False
+    """The victim held VNodes."""
+    seconds: float = 0.0
+    """How long the fault was to last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class Rules:
 
 @dataclass(slots=True)
 class Outcome:
-    """How a run ended. `breaches` are what must not be; `quiet` the steps whose loss nobody told."""
+    """How a run ended. `breaches` are what must not be; `missing` counts the steps whose loss nobody told."""
 
     session: str
     state: str
@@ -177,6 +180,7 @@ class Engine:
         if self.over or self._enough(fault.number):
             return
         wound = Wound(fault.number, fault.kind, time.monotonic() - self.began, self.sight.highest)
+        wound.seconds = fault.seconds
         self.wounds.append(wound)
         self._open.append((wound, self.sight.highest))
         redone = self.sight.redone

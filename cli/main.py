@@ -1,4 +1,4 @@
-"""Entry point of `dcnr`. Nothing but the standard library's smallest is imported before signals are dealt with.
+"""Entry point of `dcnr`. Signals are dealt with before anything else is imported.
 
 From the first line to the last a signal ends the process with the command's own exit code: before there is anything to
 clean up at once, and again once the command is over, for the interpreter's own end would die of the signal.
@@ -8,24 +8,32 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+
+
+def _answer_with(code: int | None) -> None:
+    """A signal ends the process at once, with this exit code or the signal's own."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _frame: os._exit(128 + number if code is None else code))
+
+
+_answer_with(None)  # nobody imports this module but to run it
+
+import sys  # noqa: E402
 
 
 def main() -> None:
     """Run the command; the process exits with its code."""
-    _answer_with(130)  # there is nothing to clean up yet
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us; the number must not go to a socket
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    from cli import running
+    from cli import interrupts, running
     from cli.terminal import close_quietly, printable_streams
     from cli.tree import app
 
     printable_streams()
     code = 0
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        running.on_sigterm()
+        interrupts.raise_on_signals()
         try:
             app()
         except SystemExit as end:
@@ -33,7 +41,9 @@ def main() -> None:
         running.flush()
     except (KeyboardInterrupt, OSError) as problem:
         code = running.report(problem) or 0
+    code = interrupts.came() or code
     _answer_with(code)
+    interrupts.dealt_with()
     try:
         running.flush()
     except OSError:
@@ -46,11 +56,6 @@ def _code_of(end: SystemExit) -> int:
         print(end.code, file=sys.stderr)
         return 1
     return end.code or 0
-
-
-def _answer_with(code: int) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: os._exit(code))
 
 
 if __name__ == "__main__":

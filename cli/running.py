@@ -12,28 +12,15 @@ import sys
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any, TypeVar
 
+from cli import interrupts
+from cli.interrupts import INTERRUPTED, SIGNALS, TERMINATED, Terminated, code_of
 from wire.errors import DCNRError
 
-INTERRUPTED, TERMINATED = 130, 143
 GRACE_S = 1.5
 
 T = TypeVar("T")
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived."""
-
-
-def on_sigterm() -> None:
-    """From here on SIGTERM ends a command as Ctrl-C does: with its clean-up."""
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        raise Terminated
-
-    signal.signal(signal.SIGTERM, handle)
 
 
 def run(coroutine: Coroutine[Any, Any, T], *, grace_s: float | None = GRACE_S) -> T:
@@ -56,20 +43,20 @@ def run(coroutine: Coroutine[Any, Any, T], *, grace_s: float | None = GRACE_S) -
 
         def stop(number: int) -> None:
             if seen and grace_s is not None:
-                os._exit(_code_of(number))
+                os._exit(code_of(number))
             seen.append(number)
             if grace_s is not None:
-                limits.append(_end_after(grace_s, _code_of(number)))
+                limits.append(_end_after(grace_s, code_of(number)))
             task.cancel()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             loop.add_signal_handler(number, stop, number)
         try:
             return await coroutine
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in SIGNALS:
                 loop.remove_signal_handler(number)
-            on_sigterm()
+            interrupts.raise_on_signals()
 
     try:
         return asyncio.run(main())
@@ -85,16 +72,13 @@ def run(coroutine: Coroutine[Any, Any, T], *, grace_s: float | None = GRACE_S) -
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """While the body ends what was started, Ctrl-C and SIGTERM do nothing; the body is bounded in time by itself."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
+    interrupts.dealt_with()
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _code_of(number: int) -> int:
-    return TERMINATED if number == signal.SIGTERM else INTERRUPTED
 
 
 def _end_after(seconds: float, code: int) -> threading.Timer:
@@ -108,6 +92,9 @@ def report(problem: BaseException) -> int | None:
     """Say what went wrong and give the exit code; None for what isn't ours to explain (typer's own exceptions)."""
     from cli.terminal import Terminal, close_quietly
 
+    interrupts.dealt_with()
+    if not isinstance(problem, KeyboardInterrupt) and (code := interrupts.came()):
+        return code  # what came of the exception that a signal raised somewhere inside
     match problem:
         case Terminated():
             return TERMINATED

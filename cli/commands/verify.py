@@ -49,6 +49,7 @@ def verify(
     import tempfile
     from pathlib import Path
 
+    from cli.running import undisturbed
     from cli.terminal import Terminal
 
     terminal = Terminal(output.form)
@@ -60,7 +61,8 @@ def verify(
         if keep:
             terminal.line(f"kept {folder}")
         else:
-            shutil.rmtree(folder, ignore_errors=True)
+            with undisturbed():
+                shutil.rmtree(folder, ignore_errors=True)
     _report(terminal, network, verdicts, against)
 
 

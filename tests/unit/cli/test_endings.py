@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -47,6 +48,50 @@ def test_exit_codes(body: str, code: int) -> None:
     done = run(body)
     assert done.returncode == code
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize(
+    "then",
+    [
+        "time.sleep(20)",
+        "return",
+        "sys.exit(running.report(ImportError('numpy could not be imported, for somebody pressed Ctrl-C')))",
+        "for _ in range(10**6):\n        try: time.sleep(20)\n        except BaseException: pass",
+    ],
+)
+def test_an_interrupt_that_is_swallowed_ends_the_command_all_the_same(name: str, code: int, then: str) -> None:
+    """Field case B05: an import, a destructor or a callback may swallow what a signal raises."""
+    body = f"""
+import time
+try:
+    {STRIKE.format(name=name)}
+    time.sleep(5)
+except BaseException:
+    pass
+{then}
+"""
+    began = time.monotonic()
+    done = run(body)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert time.monotonic() - began < 10
+
+
+def test_a_clean_up_is_left_its_time() -> None:
+    """Neither the second raise nor the end comes once the clean-up has begun."""
+    body = f"""
+import time
+try:
+    {STRIKE.format(name="SIGINT")}
+    time.sleep(5)
+except BaseException:
+    with running.undisturbed():
+        time.sleep(2)
+    print("cleaned", flush=True)
+    raise
+"""
+    done = run(body)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "cleaned\n", "")
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import os
-import uuid
 from collections.abc import Collection
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from storage.store import (
     Store,
     digest_of,
 )
+from storage.transfer import OnBytes, fetch_verified
 
 GRACE_S = 3600.0
 """Blobs younger than this are never collected: a client stores them just before a session names them."""
@@ -71,23 +70,15 @@ class Blobs:
         except NotFoundError:
             return None
 
-    async def fetch_to_file(self, digest: str, path: Path) -> None:
-        """Write the verified blob to `path`, whole or not at all; does nothing if those bytes are there already."""
+    async def fetch_to_file(self, digest: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
+        """Write the verified blob to `path`, whole or not at all; does nothing if those bytes are there already.
+
+        Raises NotFoundError, CorruptError, StoreUnavailableError (also if the disk of `path` is full). `on_bytes`: see
+        storage.transfer.
+        """
         key = blob_key(digest)
-        if await asyncio.to_thread(_file_digest, path) == digest:
-            return
-        await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        try:
-            with await asyncio.to_thread(open, temporary, "xb") as file:
-                async with contextlib.aclosing(self._store.get_stream(key, sha256=digest)) as chunks:
-                    async for chunk in chunks:
-                        await asyncio.to_thread(file.write, chunk)
-                file.flush()
-                await asyncio.to_thread(os.fsync, file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        if await asyncio.to_thread(_file_digest, path) != digest:
+            await fetch_verified(self._store, key, digest, path, on_bytes=on_bytes)
 
     async def collect(self, keep: Collection[str], *, now_s: float, dry_run: bool) -> list[Entry]:
         """Delete the blobs that `keep` does not name and that are older than GRACE_S; what was, or would be, deleted.

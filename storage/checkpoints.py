@@ -31,6 +31,7 @@ from storage.store import (
     StoreError,
     digest_of,
 )
+from storage.transfer import OnBytes, read_verified
 from wire.errors import MisuseError
 from wire.messages import Part
 
@@ -150,13 +151,13 @@ async def save_part_bytes(store: Store, prefix: str, vnode: str, data: bytes, *,
     return Part(vnode, digest, len(data))
 
 
-async def load_part(store: Store, prefix: str, part: Part) -> dict[str, Tensor]:
-    """The state of one VNode, verified. Raises NotFoundError, CorruptError."""
+async def load_part(store: Store, prefix: str, part: Part, *, on_bytes: OnBytes | None = None) -> dict[str, Tensor]:
+    """The state of one VNode, verified. Raises NotFoundError, CorruptError. `on_bytes`: see storage.transfer."""
     from storage.tensors import decode_tensors
 
     key = part_key(prefix, part.digest)
-    stored = await store.get(key, sha256=part.digest)
-    return await asyncio.to_thread(decode_tensors, stored.data, key=key)
+    data = await read_verified(store, key, part.digest, part.size_bytes, on_bytes=on_bytes)
+    return await asyncio.to_thread(decode_tensors, bytes(data), key=key)
 
 
 # ------------------------------------------------------------------------------------------------ manifest and head
@@ -200,7 +201,7 @@ async def read_head(store: Store, prefix: str) -> Head | None:
 async def commit(store: Store, prefix: str, manifest: Manifest, expected_head: Head | None) -> Head:
     """Make the cut of `manifest` the session's head; when this returns, it is durable.
 
-    Committing the same manifest again gives the same head. Raises ConflictError ("superseded by epoch N …") if the head
+    Committing the same manifest again gives the same head. Raises ConflictError ("superseded by term N …") if the head
     is not `expected_head` any more, MissingPartsError if a part isn't in the store.
     """
     _check_manifest(manifest, expected_head)
@@ -222,9 +223,9 @@ async def commit(store: Store, prefix: str, manifest: Manifest, expected_head: H
         now = await read_head(store, prefix)
         if now is not None and now.manifest_digest == digest:
             return now
-        found = f"epoch {now.epoch}, term {now.term}, step {now.step}" if now else "nothing: its head was deleted"
+        found = f"term {now.term}, epoch {now.epoch}, step {now.step}" if now else "nothing: its head was deleted"
         raise ConflictError(
-            f"{prefix}: step {manifest.step} of epoch {manifest.epoch} is superseded by {found}",
+            f"{prefix}: step {manifest.step} of term {manifest.term}, epoch {manifest.epoch} is superseded by {found}",
             key=head_key(prefix), hint="another orchestrator took over; stop this one, or resume from the new head",
         ) from error  # fmt: skip
     return Head(body.step, body.epoch, body.term, key, digest, body.hash, etag)
@@ -252,7 +253,7 @@ def _check_manifest(manifest: Manifest, head: Head | None) -> None:
         raise MisuseError(f"manifest of step {manifest.step} names the parent {manifest.parent!r}, not the head's")
     if head is not None and (manifest.epoch, manifest.term) < (head.epoch, head.term):
         raise ConflictError(
-            f"epoch {manifest.epoch} of term {manifest.term} is superseded by epoch {head.epoch} of term {head.term}",
+            f"epoch {manifest.epoch} of term {manifest.term} is superseded by term {head.term}, epoch {head.epoch}",
             key=head.manifest_key, hint="another orchestrator took over",
         )  # fmt: skip
 

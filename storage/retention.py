@@ -21,19 +21,22 @@ from storage.checkpoints import (
 )
 from storage.keys import BadKeyError, check_folder, head_key, part_key
 from storage.store import CorruptError, Entry, NotFoundError, Store
+from storage.transfer import check_verified
 from wire.errors import MisuseError
 
 
-async def newest_complete(store: Store, prefix: str, *, avoid: Collection[str] = ()) -> Resume:
+async def newest_complete(store: Store, prefix: str, *, verify: bool = False, avoid: Collection[str] = ()) -> Resume:
     """The newest committed checkpoint whose parts are all there, with a report of all that was passed over.
-
-    `avoid`: keys of manifests that are passed over because a part of theirs was found damaged.
 
     Manifests that no head ever named are ignored. Only if the head, or a manifest in its line, can't be read are all
     (older) manifests considered, the newest first: each was written when all its parts were there.
+
+    `verify`: read every part and check its digest, as is due once anyone found one damaged. `avoid`: keys known to be
+    damaged, which are not read again. Raises StoreUnavailableError, and then says nothing about what is damaged.
     """
     problems: list[str] = []
     head: Head | None = None
+    check = PartCheck(store, prefix, verify=verify, avoid=avoid)
     try:
         head = await read_head(store, prefix)
     except (CorruptError, BadKeyError) as error:
@@ -56,25 +59,52 @@ async def newest_complete(store: Store, prefix: str, *, avoid: Collection[str] =
         step = _step_of(key)
         try:
             digest = check_manifest_key(prefix, key)
+            if key in avoid:
+                raise CorruptError(f"{key} was found damaged", key=key)
             manifest = await read_manifest(store, prefix, key, digest)
         except (NotFoundError, CorruptError, BadKeyError) as error:
             problems.append(f"step {step} has no usable manifest: {error}")
             if not candidates:  # the chain is broken here; older cuts are whole all the same
                 candidates = [other async for other in _manifests(store, prefix) if _step_of(other) < step][::-1]
             continue
-        missing = ["a part of it is damaged"] if key in avoid else await missing_parts(store, prefix, manifest)
+        missing = await check.problems(manifest)
         if not missing:
-            return Resume(
-                manifest,
-                key,
-                digest,
-                head or Head(step, manifest.epoch, manifest.term, key, digest, manifest.hash, etag),
-                problems,
-            )
+            found = head or Head(step, manifest.epoch, manifest.term, key, digest, manifest.hash, etag)
+            return Resume(manifest, key, digest, found, problems)
         problems.append(f"step {step} is incomplete: {missing[0]}; ignored")
         if manifest.parent:
             candidates.insert(0, manifest.parent)
     return Resume(None, head=head, problems=problems)
+
+
+class PartCheck:
+    """Whether the parts of checkpoints are there and, with `verify`, undamaged; none is read twice."""
+
+    def __init__(self, store: Store, prefix: str, *, verify: bool, avoid: Collection[str]) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._verify = verify
+        self._avoid = frozenset(avoid)
+        self._good: set[str] = set()
+
+    async def problems(self, manifest: Manifest) -> list[str]:
+        """Sentences about parts that are missing or damaged; [] if the checkpoint is whole."""
+        for part in manifest.parts:
+            if part_key(self._prefix, part.digest) in self._avoid:
+                return [f"the part of VNode {part.vnode} was found damaged"]
+        missing = await missing_parts(self._store, self._prefix, manifest)
+        if missing or not self._verify:
+            return missing
+        for part in manifest.parts:
+            if part.digest in self._good:
+                continue
+            try:
+                await check_verified(self._store, part_key(self._prefix, part.digest), part.digest)
+            except (NotFoundError, CorruptError) as error:
+                self._avoid |= {part_key(self._prefix, part.digest)}
+                return [f"the part of VNode {part.vnode} is damaged ({error.message})"]
+            self._good.add(part.digest)
+        return []
 
 
 async def ancestry(

@@ -1,7 +1,7 @@
 """Uploads in parts, for objects that are too large for one request.
 
-The object appears whole when the upload is completed. An upload that fails is aborted; one whose process dies leaves
-parts that take room without being visible: a lifecycle rule on the bucket removes those.
+The object appears whole when the upload is completed. Each part is tried again by itself. An upload that fails is
+aborted; one whose process dies leaves parts that take room without being visible: `sweep` removes those.
 """
 
 from __future__ import annotations
@@ -10,68 +10,78 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any
 
+from storage.s3_read import md5_of
+from storage.s3_retry import Retries, SentBody
+from storage.stall import Stall
 from storage.store import NotFoundError, StoreError
 
 MAX_PARTS = 10_000
 PARALLEL = 4
 ABORT_S = 10.0
+OURS = ("networks/", "blobs/", "registry/", "probe-")
+"""How keys of this project begin: a bucket may be shared with others."""
 
-T = TypeVar("T")
-
-
-class Retry(Protocol):
-    """`S3Store._retry`: the work until it succeeds, its errors turned into ours."""
-
-    async def __call__(self, what: str, key: str, work: Callable[[], Awaitable[T]], *, size_bytes: int = 0) -> T: ...
+Piece = Callable[[int, int], Awaitable[bytes]]
+"""The bytes from a position, so many or as many as there are."""
 
 
-@dataclass(frozen=True, slots=True)
 class Multipart:
     """Uploads into one bucket."""
 
-    client: Callable[[], Awaitable[Any]]
-    bucket: str
-    retry: Retry
-    own_etag: Callable[[str, str], Awaitable[str]]
-    part_bytes: int
+    def __init__(
+        self, client: Callable[[], Awaitable[Any]], bucket: str, retry: Retries,
+        own_etag: Callable[[str, str], Awaitable[str]],
+    ) -> None:  # fmt: skip
+        self._client = client
+        self._bucket = bucket
+        self._retry = retry
+        self._own_etag = own_etag
 
-    async def put(self, key: str, piece: Callable[[int, int], Awaitable[bytes]], size: int, sha256: str) -> str:
-        """Upload `size` bytes that `piece(start, length)` gives; the etag."""
-        client = await self.client()
+    async def put(self, key: str, piece: Piece, size: int, sha256: str) -> str:
+        """Upload `size` bytes that `piece` gives; the etag."""
+        client = await self._client()
         writer = uuid.uuid4().hex
         metadata = {"sha256": sha256, "writer": writer}
-        answer = await self.retry(
+        answer = await self._retry(
             "begin the upload of", key,
-            lambda: client.create_multipart_upload(Bucket=self.bucket, Key=key, Metadata=metadata),
+            lambda stall: client.create_multipart_upload(Bucket=self._bucket, Key=key, Metadata=metadata),
         )  # fmt: skip
-        where = {"Bucket": self.bucket, "Key": key, "UploadId": answer["UploadId"]}
+        where = {"Bucket": self._bucket, "Key": key, "UploadId": answer["UploadId"]}
         try:
             parts = await self._send(client, where, key, piece, size)
             return await self._complete(client, where, key, parts, writer)
         except BaseException:
             with contextlib.suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(ABORT_S):
-                    await self.retry("abort the upload of", key, lambda: client.abort_multipart_upload(**where))
+                    await self._abort(client, where)
             raise
 
+    async def _abort(self, client: Any, where: dict[str, str]) -> None:
+        await self._retry(
+            "abort the upload of", where["Key"], lambda stall: client.abort_multipart_upload(**where)
+        )  # fmt: skip
+
     async def _send(
-        self, client: Any, where: dict[str, str], key: str, piece: Callable[[int, int], Awaitable[bytes]], size: int
+        self, client: Any, where: dict[str, str], key: str, piece: Piece, size: int
     ) -> list[dict[str, Any]]:
-        step = max(self.part_bytes, -(-size // MAX_PARTS))
+        step = max(self._retry.limits.part_bytes, -(-size // MAX_PARTS))
         gate = asyncio.Semaphore(PARALLEL)
 
         async def send(number: int) -> dict[str, Any]:
             async with gate:
-                body = await piece((number - 1) * step, step)
-                answer = await self.retry(
-                    f"upload part {number} of",
-                    key,
-                    lambda: client.upload_part(PartNumber=number, Body=body, **where),
-                    size_bytes=len(body),
-                )
+                data = await piece((number - 1) * step, step)
+                md5 = await asyncio.to_thread(md5_of, data)
+
+                def attempt(stall: Stall) -> Awaitable[Any]:
+                    body = SentBody(data, stall, self._retry.limits)
+                    sent: Awaitable[Any] = client.upload_part(PartNumber=number, Body=body, ContentMD5=md5, **where)
+                    return sent
+
+                answer = await self._retry(f"upload part {number} of", key, attempt)
             return {"PartNumber": number, "ETag": answer["ETag"]}
 
         try:
@@ -85,12 +95,37 @@ class Multipart:
         self, client: Any, where: dict[str, str], key: str, parts: list[dict[str, Any]], writer: str
     ) -> str:
         try:
-            answer = await self.retry(
+            answer = await self._retry(
                 "complete the upload of", key,
-                lambda: client.complete_multipart_upload(MultipartUpload={"Parts": parts}, **where),
+                lambda stall: client.complete_multipart_upload(MultipartUpload={"Parts": parts}, **where),
+                stall_s=self._retry.limits.complete_s,
             )  # fmt: skip
         except NotFoundError:
-            if etag := await self.own_etag(key, writer):
+            if etag := await self._own_etag(key, writer):
                 return etag
             raise
         return str(answer["ETag"])
+
+    async def sweep(self, prefix: str) -> int:
+        """Abort our uploads below `prefix` that were begun long ago, by the server's clock; how many."""
+        client = await self._client()
+        extra: dict[str, str] = {}
+        aborted = 0
+        while True:
+            ask = {"Bucket": self._bucket, "Prefix": prefix, **extra}
+            page = await self._retry("list the uploads of", prefix, partial(_list_uploads, client, ask))
+            now = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
+            for upload in page.get("Uploads", []):
+                age_s = (now - upload["Initiated"]).total_seconds()
+                if age_s >= self._retry.limits.stale_upload_s and upload["Key"].removeprefix(prefix).startswith(OURS):
+                    await self._abort(
+                        client, {"Bucket": self._bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                    )
+                    aborted += 1
+            if not page.get("IsTruncated"):
+                return aborted
+            extra = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+
+async def _list_uploads(client: Any, ask: dict[str, str], stall: Stall) -> Any:
+    return await client.list_multipart_uploads(**ask)

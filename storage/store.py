@@ -57,6 +57,23 @@ class StoreUnavailableError(StoreError):
     exit_code = 69
 
 
+class ClockError(StoreUnavailableError):
+    """The store refuses what this machine signs, because its clock is wrong. `ahead_s`: by so much; 0: not known."""
+
+    def __init__(self, where: str, key: str, ahead_s: float) -> None:
+        minutes = f"~{abs(ahead_s) / 60:.0f} min "
+        off = (
+            "not the store's"
+            if not ahead_s
+            else f"off by {minutes}({'ahead of' if ahead_s > 0 else 'behind'} the store's)"
+        )
+        super().__init__(
+            f"{where}: the clock of this machine is {off}, so the store refuses its requests", key=key,
+            hint="set the clock (timedatectl set-ntp true); the store itself is well, and nothing is lost",
+        )  # fmt: skip
+        self.ahead_s = ahead_s
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """An object's bytes and the etag they had."""

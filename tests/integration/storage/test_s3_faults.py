@@ -12,14 +12,15 @@ import psutil
 import pytest
 
 from storage import ConflictError, CorruptError, NotFoundError, PrefixStore, Store, StoreUnavailableError, open_store
-from storage.s3 import S3Limits, S3Store, open_s3
+from storage.s3 import S3Store, open_s3
+from storage.s3_retry import S3Limits
 from storage.store import digest_of
 from tests.integration.storage.breaking_proxy import BreakingProxy, Exchange, breaking_proxy, canned
 from tests.seaweed import SECRET_KEY, Seaweed
 from wire.errors import UsageError
 
 FAST = S3Limits(
-    attempts=4, wait_initial_s=0.01, wait_max_s=0.05, jitter_s=0.01, read_s=5.0, connections=10,
+    attempts=4, wait_initial_s=0.01, wait_max_s=0.05, jitter_s=0.01, stall_s=5.0, connections=10,
     multipart_from_bytes=6 << 20, part_bytes=5 << 20,
 )  # fmt: skip
 
@@ -61,18 +62,34 @@ async def test_a_body_that_breaks_off_is_read_again(store: Store, proxy: Breakin
 
 
 async def test_a_body_that_always_breaks_off_is_one_clear_error(store: Store, proxy: BreakingProxy) -> None:
+    """B37: each reply ends at half of its body, or nothing beyond half of the object ever comes."""
     await store.put("parts/k", bytes(2000))
     proxy.after = lambda exchange: half(exchange) if exchange.method == "GET" else None
-    with pytest.raises(
-        StoreUnavailableError, match=r"parts/k: .*1000 of 2000 bytes.*gave up after 4 attempts"
-    ) as caught:
+    with pytest.raises(StoreUnavailableError, match=r"parts/k: .*1999 of 2000 bytes.*gave up after 4 attempts"):
         await store.get("parts/k")
-    assert caught.value.exit_code == 69
+
+    def never_beyond(exchange: Exchange) -> bytes | None:
+        if exchange.method != "GET":
+            return None
+        return exchange.reply_head if "range" in exchange.headers else half(exchange)
+
+    proxy.after = never_beyond
+    for read in (store.get("parts/k"), _stream(store, "parts/k")):
+        with pytest.raises(
+            StoreUnavailableError, match=r"parts/k: .*1000 of 2000 bytes.*gave up after 4 attempts"
+        ) as caught:
+            await read
+        assert caught.value.exit_code == 69
+        assert caught.value.key.endswith("parts/k")
     proxy.after = lambda exchange: exchange.reply_head if exchange.method == "GET" else None
     with pytest.raises(StoreUnavailableError, match=r"parts/k: .*0 of 2000 bytes.*gave up after 4 attempts"):
-        [chunk async for chunk in store.get_stream("parts/k")]
+        await _stream(store, "parts/k")
     proxy.after = lambda exchange: None
     assert len((await store.get("parts/k")).data) == 2000
+
+
+async def _stream(store: Store, key: str, sha256: str | None = None) -> bytes:
+    return b"".join([chunk async for chunk in store.get_stream(key, sha256=sha256)])
 
 
 async def test_damaged_bytes_are_never_handed_over(store: Store, proxy: BreakingProxy) -> None:
@@ -113,7 +130,7 @@ async def test_a_write_whose_reply_is_lost_counts_once(store: Store, proxy: Brea
     assert (await store.get("k")).data == b"three"
 
 
-async def test_a_lost_reply_does_not_hide_another_writer(store: Store, proxy: BreakingProxy, s3_url: str) -> None:
+async def test_a_lost_reply_does_not_hide_another_writer(proxy: BreakingProxy, s3_url: str, seaweed: Seaweed) -> None:
     """No attempt arrives before another writer has created the object with the same bytes: that is not our write."""
     async with open_store(s3_url) as other:
         lost, stolen = asyncio.Event(), asyncio.Event()
@@ -131,10 +148,10 @@ async def test_a_lost_reply_does_not_hide_another_writer(store: Store, proxy: Br
 
         proxy.before = lose
         thief = asyncio.create_task(steal())
-        slow = inner(store)
-        slow.limits = S3Limits(attempts=4, wait_initial_s=1.0, jitter_s=0.1)
-        with pytest.raises(ConflictError):
-            await store.put_if_absent("k", b"same")
+        patient = S3Limits(attempts=4, wait_initial_s=1.0, jitter_s=0.1)
+        async with open_s3(urlsplit(s3_url.replace(seaweed.endpoint, proxy.endpoint)), patient) as slow:
+            with pytest.raises(ConflictError):
+                await slow.put_if_absent("k", b"same")
         await thief
 
 

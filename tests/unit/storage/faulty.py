@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,41 +18,43 @@ class Crash(BaseException):
 
 
 class FaultyStore:
-    """Passes calls on to `inner` until call number `fail_at` (1 is the first).
+    """Passes calls on to `inner` until call number `fail_at` (1 is the first; 0: never).
 
     mode "before": that call does nothing; "after": it is carried out but its answer is lost. `crash`: the process dies
-    there (every later call dies too); otherwise StoreUnavailableError, once.
+    there (every later call dies too); otherwise StoreUnavailableError, once or, with `lasting`, from there on.
+    `struck` says whether the fault happened.
     """
 
-    def __init__(self, inner: Store, *, fail_at: int = 0, mode: str = "before", crash: bool = True) -> None:
+    def __init__(
+        self, inner: Store, *, fail_at: int = 0, mode: str = "before", crash: bool = True, lasting: bool = False
+    ) -> None:
         self.inner = inner
         self.fail_at = fail_at
         self.mode = mode
         self.crash = crash
+        self.lasting = lasting
         self.calls = 0
         self.log: list[str] = []
-        self.dead = False
+        self.struck = False
 
     @property
     def url(self) -> str:
         return self.inner.url
 
-    def _fault(self, name: str) -> BaseException:
-        if self.crash:
-            self.dead = True
-            return Crash(name)
-        return StoreUnavailableError(f"planted failure in {name}")
-
     async def _call(self, name: str, key: str, work: Callable[[], Awaitable[T]]) -> T:
-        if self.dead:
-            raise Crash(name)
+        if self.struck and (self.crash or self.lasting):
+            raise self._fault(name)
         self.calls += 1
         self.log.append(f"{name} {key}")
         if self.calls != self.fail_at:
             return await work()
+        self.struck = True
         if self.mode == "after":
             await work()
         raise self._fault(name)
+
+    def _fault(self, name: str) -> BaseException:
+        return Crash(name) if self.crash else StoreUnavailableError(f"planted failure in {name}")
 
     async def probe(self) -> None:
         await self.inner.probe()
@@ -60,8 +63,10 @@ class FaultyStore:
         return await self._call("get", key, lambda: self.inner.get(key, sha256=sha256, max_bytes=max_bytes))
 
     async def get_stream(self, key: str, *, sha256: str | None = None) -> AsyncGenerator[bytes, None]:
-        async for chunk in self.inner.get_stream(key, sha256=sha256):
-            yield chunk
+        await self._call("get_stream", key, _nothing)
+        async with aclosing(self.inner.get_stream(key, sha256=sha256)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def put(self, key: str, data: Buffer) -> str:
         return await self._call("put", key, lambda: self.inner.put(key, data))
@@ -82,15 +87,17 @@ class FaultyStore:
         return await self._call("head", key, lambda: self.inner.head(key))
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
-        async def nothing() -> None:
-            return None
-
-        await self._call("list", prefix, nothing)
-        async for entry in self.inner.list(prefix):
-            yield entry
+        await self._call("list", prefix, _nothing)
+        async with aclosing(self.inner.list(prefix)) as entries:
+            async for entry in entries:
+                yield entry
 
     async def delete(self, key: str) -> None:
         await self._call("delete", key, lambda: self.inner.delete(key))
 
     async def close(self) -> None:
         await self.inner.close()
+
+
+async def _nothing() -> None:
+    return None

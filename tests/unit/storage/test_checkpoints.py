@@ -209,13 +209,13 @@ async def test_one_of_two_owners_wins(store: LocalStore) -> None:
     won = [result for result in results if isinstance(result, Head)]
     lost = [result for result in results if isinstance(result, ConflictError)]
     assert (len(won), len(lost)) == (1, 2)
-    assert all(f"superseded by epoch {won[0].epoch}" in str(error) for error in lost)
+    assert all(f"superseded by term 0, epoch {won[0].epoch}" in str(error) for error in lost)
     assert await read_head(store, PREFIX) == won[0]
 
 
 async def test_an_older_epoch_or_a_wrong_parent_is_refused(store: LocalStore) -> None:
     head = await commit(store, PREFIX, manifest_of(1, [], None, epoch=2), None)
-    with pytest.raises(ConflictError, match="superseded by epoch 2"):
+    with pytest.raises(ConflictError, match="superseded by term 0, epoch 2"):
         await commit(store, PREFIX, manifest_of(2, [], head, epoch=1), head)
     with pytest.raises(MisuseError, match="parent"):
         await commit(store, PREFIX, manifest_of(2, [], None, epoch=2), head)

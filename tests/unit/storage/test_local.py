@@ -9,14 +9,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from storage import ConflictError, CorruptError, NotFoundError, StoreError, StoreUnavailableError, open_store
+from storage import Blobs, ConflictError, CorruptError, NotFoundError, StoreError, StoreUnavailableError, open_store
 from storage.local import LocalStore
+from storage.local_files import discard
 from storage.store import digest_of
+from storage.temporary import new_temporary, sweep
 
 
 def _add(root: str, times: int) -> None:
@@ -101,14 +104,108 @@ async def test_kill_9_in_a_write_leaves_old_or_new(tmp_path: Path) -> None:
     assert isinstance(await store.put("k", b"the lock of a dead process is free"), str)
 
 
-async def test_leftovers_of_the_dead_are_swept(tmp_path: Path) -> None:
+async def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_are_not(tmp_path: Path) -> None:
+    """Whatever the clocks say: a file is left alone as long as somebody writes it."""
+    store = LocalStore(tmp_path)
+    await store.put("k", b"")
+    folder = tmp_path / ".dcnr/temporary"
+    dead = folder / f"tmp-{'0' * 32}"
+    dead.write_bytes(b"x")
+    path, file = new_temporary(folder)
+    os.utime(path, (0, 0))
     await LocalStore(tmp_path).put("k", b"")
-    old, young = tmp_path / ".dcnr/temporary/old", tmp_path / ".dcnr/temporary/young"
-    old.write_bytes(b"x")
-    young.write_bytes(b"x")
-    os.utime(old, (0, 0))
+    assert (dead.exists(), path.exists()) == (False, True)
+    file.close()
     await LocalStore(tmp_path).put("k", b"")
-    assert (old.exists(), young.exists()) == (False, True)
+    assert not path.exists()
+
+
+async def test_what_killed_writers_leave_is_gone_at_the_next_open(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    for _ in range(3):
+        _write_until_killed(str(tmp_path / "store"), 0.02)
+    await LocalStore(tmp_path / "store").put("other", b"")
+    assert list((tmp_path / "store/.dcnr/temporary").iterdir()) == []
+    digest = await Blobs(store).put(b"blob")
+    left = tmp_path / "blobs" / f".tmp-{'a' * 32}"
+    left.parent.mkdir()
+    left.write_bytes(b"half of a blob")
+    await Blobs(store).fetch_to_file(digest, tmp_path / "blobs" / digest)
+    assert [path.name for path in (tmp_path / "blobs").iterdir()] == [digest]
+
+
+async def test_a_sweep_and_many_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """A sweep may take the lock between the making of a file and its locking: the writer then makes another."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    stop = False
+
+    def sweeping() -> None:
+        while not stop:
+            sweep(folder)
+
+    sweeper = asyncio.ensure_future(asyncio.to_thread(sweeping))
+    for _ in range(500):
+        path, file = await asyncio.to_thread(new_temporary, folder)
+        assert path.exists()
+        discard(path, file)
+    stop = True
+    await sweeper
+    assert list(folder.iterdir()) == []
+
+
+async def test_a_disk_that_hangs_is_an_error_and_holds_up_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(tmp_path, stall_s=0.3)
+    await store.put("k", b"old")
+    release = threading.Event()
+    real = os.fsync
+
+    def hangs(descriptor: int) -> None:
+        release.wait(20)
+        real(descriptor)
+
+    monkeypatch.setattr("storage.local_files.os.fsync", hangs)
+    with pytest.raises(StoreUnavailableError, match=r"write k: the disk has not answered for 0\.3 s") as caught:
+        await store.put("k", b"new")
+    assert "may or may not happen" in str(caught.value)
+    assert await asyncio.wait_for(asyncio.to_thread(lambda: 1), 10) == 1
+    assert (await store.get("k")).data == b"old"
+    release.set()
+    monkeypatch.undo()
+    await store.put("k", b"newest")
+    assert (await store.get("k")).data in (b"newest", b"new")
+
+
+async def test_a_folder_that_can_not_be_read_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an orchestrator would find no sessions, and collect what they stored."""
+    store = LocalStore(tmp_path)
+    await store.put("a/b", b"1")
+    real = os.scandir
+
+    def broken(path: str) -> object:
+        if str(path).endswith("/a"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path)
+
+    monkeypatch.setattr("os.scandir", broken)
+    with pytest.raises(StoreUnavailableError, match="Input/output error"):
+        [entry async for entry in store.list("")]
+
+
+async def test_a_store_whose_folder_vanished_says_so(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    await store.put("k", b"1")
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreUnavailableError, match="own folder is gone") as caught:
+        await store.put("k", b"2")
+    assert "unmounted" in caught.value.hint
+    (tmp_path / "elsewhere").rename(tmp_path / "store")
+    await store.put("k", b"3")
+    assert (await store.get("k")).data == b"3"
 
 
 async def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,8 +215,10 @@ async def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("storage.local.os.fsync", full)
-    with pytest.raises(StoreUnavailableError, match=r"a/k: No space left on device; \d+ bytes are free") as caught:
+    monkeypatch.setattr("storage.local_files.os.fsync", full)
+    with pytest.raises(
+        StoreUnavailableError, match=r"write a/k: No space left on device; \d+ bytes are free"
+    ) as caught:
         await store.put("a/k", b"new")
     assert caught.value.exit_code == 69
     monkeypatch.undo()
@@ -131,10 +230,10 @@ async def test_a_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def read_only(*args: object, **kwargs: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr("storage.local.Path.mkdir", read_only)
-    with pytest.raises(StoreUnavailableError, match="must be writable"):
+    monkeypatch.setattr("storage.local_files.Path.mkdir", read_only)
+    with pytest.raises(StoreUnavailableError, match="mounted read-only"):
         await LocalStore(tmp_path / "new").put("k", b"")
-    with pytest.raises(StoreUnavailableError, match="must be writable"):
+    with pytest.raises(StoreUnavailableError, match="mounted read-only"):
         await LocalStore(tmp_path / "new").probe()
 
 

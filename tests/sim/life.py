@@ -1,7 +1,7 @@
 """Processes in one event loop: a process can stand still, and after its death nothing of it ever runs again.
 
 Every task, timer and callback of a process carries the process's `Life` in its context. The loop looks at it before it
-runs anything: of a frozen life it is put aside until the thaw, of a dead one it is dropped, with no `finally` and no
+runs anything: of a frozen life it is put aside until the thaw, of a dead one for good, with no `finally` and no
 `except CancelledError`. So a kill is a kill -9.
 """
 
@@ -27,7 +27,7 @@ class Stand(Enum):
 
 
 class Life:
-    """One process from its start to its end. `context`: in which all that it does runs."""
+    """One process from its start to its end. `context`: in which all that it does runs. `held`: what was put aside."""
 
     __slots__ = ("boot", "context", "held", "machine", "name", "stand")
 
@@ -49,7 +49,7 @@ class Life:
 LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", default=None)
 """The process that runs now; None: the world itself."""
 
-_RUNS, _FROZEN = Stand.RUNS, Stand.FROZEN
+_RUNS = Stand.RUNS
 
 
 class _Handle(asyncio.Handle):
@@ -62,10 +62,9 @@ class _Handle(asyncio.Handle):
         self.life = life
 
     def _run(self) -> None:
-        stand = self.life.stand
-        if stand is _RUNS:
+        if self.life.stand is _RUNS:
             super()._run()  # type: ignore[misc]
-        elif stand is _FROZEN:
+        else:
             self.life.held.append(self)
 
 
@@ -80,7 +79,7 @@ class _TimerHandle(asyncio.TimerHandle):
         life = self.life
         if life is None or life.stand is _RUNS:
             super()._run()  # type: ignore[misc]
-        elif life.stand is _FROZEN:
+        else:
             life.held.append(self)
 
 

@@ -4,7 +4,7 @@ a life: what arrives for a frozen process waits, and for a dead one it is lost."
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.sim.life import LIFE, Life, Stand, WorldLoop
@@ -91,14 +91,9 @@ class WorldNetwork(SimNetwork):
             return True
         return False
 
-    def base(self, line: Line) -> None:
-        """How packets travel where no line is set."""
-        self._default = line
-
-    def clear(self) -> None:
-        """All lines are as the others, and whole."""
-        self._lines.clear()
-        self.losses.clear()
+    def set_lines(self, lines: Mapping[tuple[str, str], Line]) -> None:
+        """How packets travel between two machines; elsewhere as on the world's usual line."""
+        self._lines = dict(lines)
 
 
 class WorldBus(SimBus):

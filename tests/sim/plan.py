@@ -113,5 +113,5 @@ def calm(seed: int, network: str = "") -> Plan:
     return Plan(
         name, pnodes, spares, members, placement, tuple(pick.choice((1.0, 1.0, 2.0)) for _ in range(pnodes + spares)),
         pick.choice(SHAPES[name].every), pick.choice((1, 2, 3)), line, interruptions=interruptions,
-        compute_s=pick.choice((0.01, 0.03, 0.08)),
+        compute_s=pick.choice((0.04, 0.08, 0.15)),
     )  # fmt: skip

@@ -11,7 +11,7 @@ import contextlib
 import random
 import shutil
 import sqlite3
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -154,7 +154,6 @@ class Machines:
         if life is None or life.over:
             return
         life.stand = Stand.OVER
-        life.held.clear()
         self._gone(machine)
         self._world.recorder.process(life, "kill")
         self._world.recorder.say(f"{machine.name:14} is killed")

@@ -22,7 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.sim.client import Client
-from tests.sim.faults import Injector, draw
+from tests.sim.drawing import draw
+from tests.sim.faults import Injector
 from tests.sim.history import History
 from tests.sim.life import Stand, WorldLoop
 from tests.sim.nets import built
@@ -88,6 +89,7 @@ class World:
             self.machines.kill(machine)
         for life in self.machines.lives:
             life.stand = Stand.RUNS
+            self.loop.thaw(life)
         self.loop.finish()
 
 

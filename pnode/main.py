@@ -48,6 +48,11 @@ def make_parser() -> argparse.ArgumentParser:
                         help="how long a run waits for a peer or the store (%(default)g)")  # fmt: skip
     parser.add_argument("--compute-limit", type=float, default=900.0, metavar="SECONDS",
                         help="how long one action may compute (%(default)g)")  # fmt: skip
+    parser.add_argument("--away-limit", type=float, default=86_400.0, metavar="SECONDS",
+                        help="how long a run waits while store or orchestrator is away (%(default)g)")  # fmt: skip
+    parser.add_argument("--cut-memory", type=float, default=1024.0, metavar="MIB",
+                        help="memory per run for checkpoints that the store does not have yet; two are always allowed "
+                        "(%(default)g)")  # fmt: skip
     return parser
 
 
@@ -95,6 +100,7 @@ def _options(arguments: argparse.Namespace) -> Options:
 
     from pnode.daemon import Options
     from pnode.hub import Bounds
+    from pnode.limits import check_order
     from pnode.measure import default_threads
     from wire.endpoint import check_address
     from wire.ids import checked_id
@@ -105,8 +111,16 @@ def _options(arguments: argparse.Namespace) -> Options:
             check_address(address)
     except MisuseError as error:
         raise UsageError(error.message, hint=error.hint) from error
-    if arguments.threads < 0 or arguments.wait_limit <= 0 or arguments.compute_limit <= 0:
-        raise UsageError("--threads, --wait-limit and --compute-limit are above 0")
+    if arguments.threads < 0 or not 0 <= arguments.cut_memory < float("inf"):
+        raise UsageError("--threads and --cut-memory are 0 or more")
+    for name in ("wait_limit", "compute_limit", "away_limit"):
+        if not 0 < getattr(arguments, name) < float("inf"):
+            raise UsageError(f"--{name.replace('_', '-')} is above 0")
+    bounds = Bounds(
+        wait_s=arguments.wait_limit, compute_s=arguments.compute_limit, away_s=arguments.away_limit,
+        stalled_s=min(Bounds().stalled_s, arguments.compute_limit / 2), cut_bytes=int(arguments.cut_memory * 2**20),
+    )  # fmt: skip
+    check_order(bounds)
     home = arguments.home or Path(
         os.environ.get("DCNR_HOME") or platformdirs.user_data_path("dcnr")
     ) / "pnodes" / arguments.name  # fmt: skip
@@ -114,7 +128,7 @@ def _options(arguments: argparse.Namespace) -> Options:
     return Options(
         name=arguments.name, orchestrator=arguments.orchestrator, home=home, devices=_devices(arguments.device),
         threads=arguments.threads or default_threads(), store=arguments.store, version=version("dcnr"),
-        bounds=Bounds(wait_s=arguments.wait_limit, compute_s=arguments.compute_limit),
+        bounds=bounds,
     )  # fmt: skip
 
 

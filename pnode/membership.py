@@ -15,6 +15,7 @@ from typing import Protocol
 import structlog
 
 from pnode.hub import Hub
+from pnode.limits import lease_problem
 from pnode.standing import Admission, Standing
 from storage.store import Store
 from storage.terms import read_term
@@ -104,6 +105,8 @@ class Membership:
             return (
                 f"{orchestrator.addresses} answers in term {answer.term}, which is over: {self.standing.term} is known"
             )
+        if problem := lease_problem(hub.bounds, answer.lease_s):
+            self._log.warning(problem)
         hub.orchestrator = orchestrator
         await self._use(self._store or answer.store)
         self._away.clear()

@@ -1,8 +1,8 @@
 """The cuts of a session that this PNode holds in memory, so that a replay fetches only what was lost. Pure.
 
-Kept are the last committed cut and the two newest, and every cut that the store does not have yet. A state found here
-is worth as much as one from the store only if its digest, taken when it was saved, is the one that the manifest names;
-a state that was never saved has none and is never found.
+Kept are the last committed cut, the newest ones (two, or as many as `limit` says: a commit may lag behind), and every
+cut that the store does not have yet. A state found here is worth as much as one from the store only if its digest,
+taken when it was saved, is the one that the manifest names; a state that was never saved has none and is never found.
 
 The memory belongs to the session on this PNode, not to one epoch of it: whatever becomes of the next deployment, the
 one after it finds the same.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NEWEST = 2
+"""At least so many of the newest cuts are kept."""
 
 State = Mapping[str, Any]
 """The tensors of one VNode by name; nobody changes them."""
@@ -29,7 +30,8 @@ class _Kept:
 class CutMemory:
     """See the module. Steps are applied steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = NEWEST) -> None:
+        self.limit = max(NEWEST, limit)
         self._cuts: dict[int, dict[str, _Kept]] = {}
         self._unsaved: set[int] = set()
         self._committed = -1
@@ -90,7 +92,7 @@ class CutMemory:
             self._cuts[step] = here
 
     def _prune(self) -> None:
-        newest = set(self.steps[-NEWEST:])
+        newest = set(self.steps[-self.limit :])
         for step in self.steps:
             if step < self._committed or not (step in newest or step in self._unsaved or step == self._committed):
                 del self._cuts[step]

@@ -105,10 +105,11 @@ class Session:
         self.deployment = deployment
         self.share = share
         self.network = network
-        self.core = Core(
-            share, max_uncommitted=deployment.max_uncommitted,
-            max_in_memory=max(MIN_IN_MEMORY, hub.bounds.cut_bytes // max(1, work.state_bytes())),
-        )  # fmt: skip
+        fit = hub.bounds.cut_bytes // max(1, work.state_bytes())
+        cuts = max(MIN_IN_MEMORY, min(fit, deployment.max_uncommitted))
+        memory = memory if memory is not None else CutMemory()
+        memory.limit = cuts
+        self.core = Core(share, max_uncommitted=deployment.max_uncommitted, max_in_memory=cuts)
         self.id = share.session
         self.lane = f"{share.session}@{share.epoch}"
         self.bytes_out: Counter[str] = Counter()
@@ -124,7 +125,7 @@ class Session:
         self._traces: set[asyncio.Task[None]] = set()
         self._saves: set[asyncio.Task[None]] = set()
         self._inspections: set[asyncio.Future[list[VNodeReport]]] = set()
-        self._cuts = CutSaver(hub, deployment, share, memory if memory is not None else CutMemory())
+        self._cuts = CutSaver(hub, deployment, share, memory)
         self.inference = Inference(hub, self, self.lane + "/infer")
         work.caches = KVCaches(hub.bounds.cache_bytes, hub.bounds.cache_s)
         work.trace_gate = threading.BoundedSemaphore(hub.bounds.trace_writes)

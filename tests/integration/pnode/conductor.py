@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -64,6 +66,37 @@ class Conductor:
         self.changed = asyncio.Condition()
         self.refuse: str = ""
         self.deaf = False
+        self.term = 1
+        self.cluster = "test"
+        self.incarnations: dict[str, int] = {}
+        self.commits: set[str] = set()
+        """Sessions whose cuts are committed as soon as they are whole."""
+        self._committed: dict[str, int] = {}
+        self._committing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    @property
+    def store_url(self) -> str:
+        return f"file://{self.home / 'store'}"
+
+    def _spawn(self, work: Coroutine[object, object, object]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _whole(self, session: str, step: int) -> bool:
+        members = set(self.deployments[session].placement.values())
+        return self.parts.get((session, step), {}).keys() == members
+
+    def committed(self, session: str) -> int:
+        return self._committed.get(session, 0)
+
+    async def _commit_new(self, session: str, step: int) -> None:
+        async with self._committing:
+            head = await read_head(self.store, self.deployments[session].store_prefix)
+            if self._whole(session, step) and (head is None or head.step < step):
+                await self.commit(session, step)
+                await self._notify()
 
     async def start(self) -> None:
         self.bus.on_message(self._on_message)
@@ -102,12 +135,13 @@ class Conductor:
                     self.bus.send(sender, Refused(message.request_id, "held", self.refuse))
                     return
                 self.peers[message.pnode] = message.peer
-                store = f"file://{self.home / 'store'}"
-                self.bus.send(sender, Registered(message.request_id, 1, 1, 10.0, 0.2, store, "test"))
+                number = self.incarnations.setdefault(message.pnode, 1)
+                answer = Registered(message.request_id, number, self.term, 10.0, 0.2, self.store_url, self.cluster)
+                self.bus.send(sender, answer)
             case Heartbeat():
                 self.beats[message.pnode] = message
                 if not self.deaf:
-                    self.bus.send(sender, HeartbeatAck(message.incarnation, 1, True))
+                    self.bus.send(sender, HeartbeatAck(message.incarnation, self.term, True))
             case Progress():
                 self.steps.setdefault(message.session, []).extend(message.steps)
             case RunHeld():
@@ -117,9 +151,11 @@ class Conductor:
             case PartsSaved():
                 found = self.parts.setdefault((message.session, message.step), {})
                 found[message.pnode] = msgspec.msgpack.decode(frames[0], type=list[Part])
+                if message.session in self.commits and self._whole(message.session, message.step):
+                    self._spawn(self._commit_new(message.session, message.step))
             case Goodbye():
                 self.gone.append(message.pnode)
-        asyncio.ensure_future(self._notify())  # noqa: RUF006
+        self._spawn(self._notify())
 
     async def _notify(self) -> None:
         async with self.changed:
@@ -133,6 +169,8 @@ class Conductor:
         self, session: str, network: Network, data_digest: str, placement: dict[str, str], **options: object
     ) -> Deployment:
         epoch = self.epochs[session] = self.epochs.get(session, 0) + 1
+        for key in [key for key in self.parts if key[0] == session]:
+            del self.parts[key]
         prefix = PREFIX.format(network=network.id, session=session)
         fields: dict[str, object] = {
             "session": session, "network": network.id, "network_digest": network.digest, "placement": placement,
@@ -146,27 +184,54 @@ class Conductor:
         body = msgspec.msgpack.encode(deployment)
         await asyncio.gather(
             *(
-                self.bus.ask(peer, Prepare(str(new_request_id()), session, epoch, 0, 1), [body], timeout_s=60)
+                self.bus.ask(peer, Prepare(str(new_request_id()), session, epoch, 0, self.term), [body], timeout_s=60)
                 for peer in deployment.peers.values()
             )
         )
         self.held.pop(session, None)
         return deployment
 
+    async def redeploy(
+        self, session: str, network: Network, data_digest: str, placement: dict[str, str], **options: object
+    ) -> Deployment:
+        """Deploy anew from the head: the next epoch."""
+        async with self._committing:
+            head = await read_head(self.store, self.deployments[session].store_prefix)
+        assert head is not None, "nothing was committed"
+        return await self.deploy(
+            session, network, data_digest, placement, start_step=head.step, manifest_digest=head.manifest_digest,
+            manifest_key=head.manifest_key, **options,
+        )  # fmt: skip
+
+    def prepared(self, pnode: str, session: str) -> list[dict[str, Any]]:
+        """What a PNode's log says of each preparation of a session."""
+        lines = (self.home / pnode / f"{pnode}.log").read_text().splitlines()
+        found = [json.loads(line) for line in lines if '"prepared"' in line]
+        return [line for line in found if line["session"] == session]
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL, and out of the books."""
+        process = self.processes.pop(name)
+        process.kill()
+        await process.wait()
+        self.peers.pop(name)
+        self.beats.pop(name, None)
+
     async def run(self, session: str, until: int) -> None:
         self.held.pop(session, None)
         for peer in self.deployments[session].peers.values():
-            message = StartRun(str(new_request_id()), session, self.epochs[session], 1, until)
+            message = StartRun(str(new_request_id()), session, self.epochs[session], self.term, until)
             answer, _ = await self.bus.ask(peer, message, timeout_s=10)
             assert isinstance(answer, Ok)
 
     async def hold(self, session: str, pnode: str, save: bool) -> None:
-        message = HoldRun(str(new_request_id()), session, self.epochs[session], 1, save)
+        message = HoldRun(str(new_request_id()), session, self.epochs[session], self.term, save)
         await self.bus.ask(self.peers[pnode], message, timeout_s=10)
 
     async def release(self, session: str) -> None:
         for peer in self.deployments[session].peers.values():
-            await self.bus.ask(peer, Release(str(new_request_id()), session, self.epochs[session], 1), timeout_s=10)
+            message = Release(str(new_request_id()), session, self.epochs[session], self.term)
+            await self.bus.ask(peer, message, timeout_s=10)
 
     def all_held(self, session: str, step: int) -> bool:
         members = set(self.deployments[session].placement.values())
@@ -175,8 +240,7 @@ class Conductor:
     async def commit(self, session: str, step: int) -> Manifest:
         """Commit a cut once every PNode's parts are there."""
         deployment = self.deployments[session]
-        members = set(deployment.placement.values())
-        await self.until(lambda: self.parts.get((session, step), {}).keys() == members)
+        await self.until(lambda: self._whole(session, step))
         head = await read_head(self.store, deployment.store_prefix)
         parts = sorted((p for ps in self.parts[session, step].values() for p in ps), key=lambda p: p.vnode)
         manifest = Manifest(
@@ -184,6 +248,7 @@ class Conductor:
             parent=head.manifest_key if head else "",
         )  # fmt: skip
         await commit(self.store, deployment.store_prefix, manifest, head)
+        self._committed[session] = step
         for peer in deployment.peers.values():
             self.bus.send(peer, Committed(session, self.epochs[session], 0, step))
         return manifest

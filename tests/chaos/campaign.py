@@ -11,9 +11,10 @@ import json
 import random
 import shutil
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ class State:
         if path is None:
             return
         temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps(asdict(self), indent=1))
+        record = {name: getattr(self, name) for name in ("done", "by_network", "by_store", "runs", "failures")}
+        temporary.write_text(json.dumps(record, indent=1))
         temporary.replace(path)
 
     def left(self, wanted: Wanted) -> dict[str, int]:
@@ -125,12 +127,12 @@ class Campaign:
     def run(self, *, max_failures: int = 3) -> bool:
         """Until all is done; False if runs failed."""
         weed = Weed(self.folder / "weed") if self.wanted.store != "local" else None
-        if weed is not None:
-            weed.start()
-            weed.make_bucket("dcnr")
         began, before = time.monotonic(), sum(self.state.done[name] for name in self.wanted.counts)
         failed = 0
         try:
+            if weed is not None:
+                weed.start()
+                weed.make_bucket("dcnr")
             while self.state.left(self.wanted) and failed < max_failures:
                 failed += not self._once(weed)
                 left = sum(self.state.left(self.wanted).values())
@@ -163,7 +165,7 @@ class Campaign:
             chosen = {Kind.CLI: 1.0}
         shape = Shape(
             home, wanted.pnodes, wanted.lease_s, seed=seed,
-            store=weed.url("dcnr", f"run-{number}") if remote and weed is not None else "",
+            store=weed.url("dcnr", f"run-{number}-{uuid.uuid4().hex[:8]}") if remote and weed is not None else "",
             server=weed if remote else None,
         )  # fmt: skip
         run = {

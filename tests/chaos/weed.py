@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -11,6 +12,8 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from botocore.exceptions import ClientError
 
 from tests.seaweed import ENVIRONMENT, START_S, Seaweed, _free_ports
 
@@ -35,9 +38,10 @@ class Weed:
         return f"s3://{bucket}/{prefix}?endpoint=http://{self.host}:{self.port}"
 
     def make_bucket(self, bucket: str) -> None:
-        """Create a bucket."""
+        """Create a bucket, unless it is there."""
         assert self.process is not None
-        Seaweed(f"http://{self.host}:{self.port}", self.process).make_bucket(bucket)
+        with contextlib.suppress(ClientError):
+            Seaweed(f"http://{self.host}:{self.port}", self.process).make_bucket(bucket)
 
     def start(self) -> None:
         """Start it and wait until it answers."""

@@ -7,7 +7,7 @@ called is open until it happens: a fault carries numbers from 0 to 1 that choose
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -69,10 +69,16 @@ class Fault:
 
 
 class Schedule:
-    """The faults of one seed. `gap_s`: about how long the run is left alone between two faults."""
+    """The faults of one seed. `gap_s`: about how long the run is left alone between two faults.
 
-    def __init__(self, seed: int, odds: Mapping[Kind, float], *, lease_s: float, gap_s: float) -> None:
+    `order`: the kinds of the first faults, for a short run that is to see each of them.
+    """
+
+    def __init__(
+        self, seed: int, odds: Mapping[Kind, float], *, lease_s: float, gap_s: float, order: Sequence[Kind] = ()
+    ) -> None:
         self.seed = seed
+        self.order = tuple(order)
         self.odds = {kind: float(odds[kind]) for kind in Kind if odds.get(kind, 0) > 0}
         if not self.odds:
             raise UsageError("no kind of fault was chosen")
@@ -83,6 +89,7 @@ class Schedule:
         """The n-th fault, from 0."""
         draw = random.Random(f"{self.seed}/{number}")
         kind = draw.choices(list(self.odds), list(self.odds.values()))[0]
+        kind = self.order[number] if number < len(self.order) else kind
         return Fault(
             number=number,
             kind=kind,

@@ -21,8 +21,8 @@ QUEUE_BYTES = 1 << 20
 PIECE_BYTES = 16 << 10
 DIAL_S = 5.0
 
-Peek = Callable[[str, bytes], None]
-"""Called with the source and the header of each packet that is about to pass towards the target."""
+Peek = Callable[[str, str, bytes], None]
+"""Called with source, target and the header of each packet that is about to pass."""
 
 
 @dataclass(slots=True)
@@ -146,7 +146,7 @@ class Link:
             return
         for header in self.reader.feed(data):
             if self.gate.peek is not None:
-                self.gate.peek(self.reader.source, header)
+                self.gate.peek(self.reader.source, self.gate.target, header)
         if self.source is None and self.reader.source:
             self.source = self.reader.source
             if self.gate.peek is None:

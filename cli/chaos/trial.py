@@ -27,7 +27,7 @@ JOIN_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What to do. `members`: how many PNodes the run asks for; those beyond are spares."""
+    """What to do. `members`: how many PNodes the run asks for; those beyond are spares. `order`: see `Schedule`."""
 
     shape: Shape
     seed: int
@@ -35,6 +35,7 @@ class Trial:
     rules: Rules
     gap_s: float
     members: int = 0
+    order: tuple[Kind, ...] = ()
     told: Told = field(default_factory=Told)
 
 
@@ -58,7 +59,7 @@ async def undergo(
         await fleet.open(said)
         await join(fleet)
         await begin(fleet, prepared, trial.members, terminal)
-        schedule = Schedule(trial.seed, trial.odds, lease_s=trial.shape.lease_s, gap_s=trial.gap_s)
+        schedule = Schedule(trial.seed, trial.odds, lease_s=trial.shape.lease_s, gap_s=trial.gap_s, order=trial.order)
         engine = Engine(fleet, SESSION, schedule, trial.rules, told=trial.told)
         outcome = await engine.run()
     finally:

@@ -175,7 +175,7 @@ class Campaign:
         began = time.monotonic()
         story: list[str] = []
         rules = Rules(faults=wanted.faults, stuck_s=max(120.0, 20 * wanted.lease_s))
-        trial = Trial(shape, seed, chosen, rules, wanted.gap_s, wanted.members, told=_listened(story))
+        trial = Trial(shape, seed, chosen, rules, wanted.gap_s, wanted.members, told=listened(story))
         try:
             survived = asyncio.run(undergo(trial, prepared, Terminal("json")))
             problems = self._problems(survived, expected)
@@ -206,7 +206,7 @@ class Campaign:
         return problems + [text for text in survived.outcome.breaches if text not in problems]
 
 
-def _listened(story: list[str]) -> Told:
+def listened(story: list[str]) -> Told:
     def hurt(wound: Wound) -> None:
         story.append(f"{wound.at_s:.1f} s, step {wound.step}: {wound.kind} {wound.target}: {wound.text}")
 

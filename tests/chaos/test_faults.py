@@ -30,6 +30,12 @@ def test_every_kind_comes_by_its_odds_and_no_other() -> None:
     assert {fault.kind for fault in faults(5)} == set(Kind)  # type: ignore[attr-defined]
 
 
+def test_an_order_comes_first() -> None:
+    order = (Kind.CLI, Kind.DISK, Kind.CLI)
+    schedule = Schedule(1, {Kind.KILL: 1.0}, lease_s=1.0, gap_s=1.0, order=order)
+    assert [schedule.fault(number).kind for number in range(5)] == [*order, Kind.KILL, Kind.KILL]
+
+
 def test_a_third_of_the_pauses_outlasts_the_lease() -> None:
     schedule = Schedule(7, {Kind.PAUSE: 1.0}, lease_s=10.0, gap_s=1.0)
     seconds = [schedule.fault(number).seconds for number in range(3000)]

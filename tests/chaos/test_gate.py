@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 import zmq
 
-from cli.chaos.gate import Gate, Rule
+from cli.chaos.gate import Gate, Peek, Rule
 from cli.chaos.zmtp import Reader, source_of
 from wire.bus import Bus
 from wire.codec import read_header
@@ -44,7 +44,7 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(peek: Callable[[str, bytes], None] | None = None) -> AsyncIterator[Pair]:
+async def pair(peek: Peek | None = None) -> AsyncIterator[Pair]:
     gate = Gate("b", draw=random.Random(1), peek=peek)
     await gate.open()
     a, b = ZmqBus("a", bind="tcp://127.0.0.1:0"), ZmqBus("b", bind="tcp://127.0.0.1:0", advertise=[gate.address])
@@ -143,7 +143,7 @@ async def test_delay_and_throttle_take_their_time() -> None:
 
 async def test_headers_of_packets_can_be_read_as_they_pass() -> None:
     seen: list[tuple[str, bytes]] = []
-    async with pair(lambda source, header: seen.append((source, header))) as made:
+    async with pair(lambda source, target, header: seen.append((source, header))) as made:
         for step in range(50):
             made.send(step, 100_000 if step % 2 else 0)
         await made.have(50)

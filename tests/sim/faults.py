@@ -43,6 +43,7 @@ class Injector:
 
     def begin(self) -> None:
         """Set the times."""
+        self._world.network.losses.extend(replace(loss) for loss in self._world.plan.losses)
         for planned in self._world.plan.faults:
             self._later(planned.at, self._due, planned)
         if self._world.plan.faults:

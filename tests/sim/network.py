@@ -47,13 +47,26 @@ class _Clock:
 
 @dataclass(slots=True)
 class Loss:
-    """Packets that carry this kind of message are lost: `count` of them, after the first `skip`."""
+    """Packets that carry this kind of message (its tag) are lost: `count` of them, after the first `skip`.
+
+    `deep`: not on the line, where the link sends them again, but between the link and whoever they are meant for, as if
+    the receiver had a bug: nobody knows.
+    """
 
     kind: str
     count: int = 1
     skip: int = 0
-    src: str = ""
-    dst: str = ""
+    deep: bool = False
+
+    def hits(self, tag: object) -> bool:
+        """Whether a message of this kind is one to lose."""
+        if tag != self.kind or self.count <= 0:
+            return False
+        if self.skip:
+            self.skip -= 1
+            return False
+        self.count -= 1
+        return True
 
 
 class WorldNetwork(SimNetwork):
@@ -64,7 +77,6 @@ class WorldNetwork(SimNetwork):
         self.loop = loop
         self.recorder = recorder
         self.losses: list[Loss] = []
-        self.lost: list[str] = []
 
     def carry(self, src: SimBus, packet: Transmit) -> None:
         """A packet sets out, unless it is one that is to be lost."""
@@ -77,18 +89,15 @@ class WorldNetwork(SimNetwork):
         header = read_header(packet.parts[0])
         if not isinstance(header, Data) or not header.message:
             return False
+        return self.loses(header.message[0], f"{src.me.id}>{header.dst}", deep=False)
+
+    def loses(self, tag: object, where: str, *, deep: bool) -> bool:
+        """Whether this message is to be lost here."""
         for loss in self.losses:
-            if loss.kind != header.message[0] or loss.src not in ("", src.me.id) or loss.dst not in ("", header.dst):
-                continue
-            if loss.skip:
-                loss.skip -= 1
-                return False
-            loss.count -= 1
-            if loss.count <= 0:
-                self.losses.remove(loss)
-            self.lost.append(loss.kind)
-            self.recorder.fault(f"lose_{loss.kind}", f"{src.me.id}>{header.dst}", 0.0)
-            return True
+            if loss.deep == deep and loss.hits(tag):
+                self.recorder.fault(f"{'swallow' if deep else 'lose'}_{loss.kind}", where, 0.0)
+                self.recorder.say(f"FAULT a message {loss.kind} {where} is lost")
+                return True
         return False
 
     def set_lines(self, lines: Mapping[tuple[str, str], Line]) -> None:
@@ -129,6 +138,12 @@ class WorldBus(SimBus):
 
     def _deliver(self, command: Deliver) -> None:
         message = command.message
+        network = self._network
+        assert isinstance(network, WorldNetwork)
+        if network.losses and network.loses(
+            message.__struct_config__.tag, f"{command.sender.id}>{self.life.name}", deep=True
+        ):
+            return
         if isinstance(message, ANSWERS):
             question = self._questions.get(request_id_of(message))
             before = question.answer if question is not None else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tests.sim.client import Interruption
 from tests.sim.nets import SHAPES
+from tests.sim.network import Loss
 from wire.sim import Line
 
 KINDS = (
@@ -71,6 +72,8 @@ class Plan:
     compute_limit_s: float = 40.0
     interruptions: tuple[Interruption, ...] = ()
     faults: tuple[Planned, ...] = ()
+    losses: tuple[Loss, ...] = ()
+    """Single messages that are lost, from the start on."""
     healed_s: float = 0.0
     give_up_s: float = 1500.0
     """So long after everything is healed the world no longer waits for the run."""

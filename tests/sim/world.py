@@ -16,6 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -90,7 +91,9 @@ class World:
         for life in self.machines.lives:
             life.stand = Stand.RUNS
             self.loop.thaw(life)
-        self.loop.finish()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # coroutines that never began
+            self.loop.finish()
 
 
 def plan_of(seed: int) -> Plan:

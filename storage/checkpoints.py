@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from storage.keys import BadKeyError, check_folder, check_id, head_key, manifest_key, part_key
+from storage.parallel import in_parallel
 from storage.sealed import seal, unseal
 from storage.store import (
     ConflictError,
@@ -260,16 +261,14 @@ def _check_manifest(manifest: Manifest, head: Head | None) -> None:
 
 async def missing_parts(store: Store, prefix: str, manifest: Manifest) -> list[str]:
     """Sentences about the parts that are not there, or have another size; [] if the checkpoint is complete."""
-    gate = asyncio.Semaphore(PARALLEL)
 
     async def look(part: Part) -> str:
-        async with gate:
-            try:
-                entry = await store.head(part_key(prefix, part.digest))
-            except NotFoundError:
-                return f"the part of VNode {part.vnode} is not in the store"
+        try:
+            entry = await store.head(part_key(prefix, part.digest))
+        except NotFoundError:
+            return f"the part of VNode {part.vnode} is not in the store"
         if entry.size_bytes != part.size_bytes:
             return f"the part of VNode {part.vnode} has {entry.size_bytes} bytes, expected {part.size_bytes}"
         return ""
 
-    return [text for text in await asyncio.gather(*(look(part) for part in manifest.parts)) if text]
+    return [text for text in await in_parallel(look, manifest.parts, PARALLEL) if text]

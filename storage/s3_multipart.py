@@ -14,6 +14,7 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
 
+from storage.parallel import in_parallel
 from storage.s3_read import md5_of
 from storage.s3_retry import Retries, SentBody
 from storage.stall import Stall
@@ -69,27 +70,20 @@ class Multipart:
         self, client: Any, where: dict[str, str], key: str, piece: Piece, size: int
     ) -> list[dict[str, Any]]:
         step = max(self._retry.limits.part_bytes, -(-size // MAX_PARTS))
-        gate = asyncio.Semaphore(PARALLEL)
 
         async def send(number: int) -> dict[str, Any]:
-            async with gate:
-                data = await piece((number - 1) * step, step)
-                md5 = await asyncio.to_thread(md5_of, data)
+            data = await piece((number - 1) * step, step)
+            md5 = await asyncio.to_thread(md5_of, data)
 
-                def attempt(stall: Stall) -> Awaitable[Any]:
-                    body = SentBody(data, stall, self._retry.limits)
-                    sent: Awaitable[Any] = client.upload_part(PartNumber=number, Body=body, ContentMD5=md5, **where)
-                    return sent
+            def attempt(stall: Stall) -> Awaitable[Any]:
+                body = SentBody(data, stall, self._retry.limits)
+                sent: Awaitable[Any] = client.upload_part(PartNumber=number, Body=body, ContentMD5=md5, **where)
+                return sent
 
-                answer = await self._retry(f"upload part {number} of", key, attempt)
+            answer = await self._retry(f"upload part {number} of", key, attempt)
             return {"PartNumber": number, "ETag": answer["ETag"]}
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(send(number)) for number in range(1, -(-size // step) + 1)]
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from failed
-        return [task.result() for task in tasks]
+        return await in_parallel(send, range(1, -(-size // step) + 1), PARALLEL)
 
     async def _complete(
         self, client: Any, where: dict[str, str], key: str, parts: list[dict[str, Any]], writer: str

@@ -13,12 +13,13 @@ Fault = Callable[["Exchange"], "bytes | None"]
 
 @dataclass
 class Exchange:
-    """One request and its reply. `number` counts the exchanges of the same method."""
+    """One request and its reply. `number` counts the exchanges of the same method, `total` all of them."""
 
     method: str
     path: str
     headers: dict[str, str]
     number: int
+    total: int = 0
     reply_head: bytes = b""
     reply_body: bytes = b""
 
@@ -36,6 +37,7 @@ class BreakingProxy:
     counts: dict[str, int] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     open_connections: int = 0
+    total: int = 0
 
     async def serve(
         self, upstream: tuple[str, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -63,7 +65,8 @@ class BreakingProxy:
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         self.counts[method] = self.counts.get(method, 0) + 1
-        exchange = Exchange(method, path, headers, self.counts[method])
+        self.total += 1
+        exchange = Exchange(method, path, headers, self.counts[method], self.total)
         self.log.append(f"{method} {path}")
         answer = self.before(exchange)
         if answer is None:

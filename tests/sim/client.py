@@ -85,7 +85,9 @@ class Client:
         made = world.built
         blobs = Blobs(Handle(world.store))
         data = await self._stored(blobs, made.data)
-        await self.ask(messages.PutNetwork(self._id("put"), made.shape.name), messages.NetworkInfo, [made.network_bytes])
+        await self.ask(
+            messages.PutNetwork(self._id("put"), made.shape.name), messages.NetworkInfo, [made.network_bytes]
+        )
         plan = world.plan
         create = messages.CreateSession(
             self._id("create"), made.shape.name, data, "", "simulated", made.shape.steps, made.network.recipe.seed,
@@ -154,7 +156,8 @@ class Client:
             self.resumes += 1
             await self._try("resume")
         elif self._due and info.step >= self._due[0].step and info.state in ("running", "recovering"):
-            if await self._try(self._due[0].action):
+            done = await self._try(self._due[0].action)
+            if done:
                 self._pause_s = self._due.pop(0).seconds
 
     async def _try(self, action: str) -> bool:
@@ -185,9 +188,7 @@ class Client:
             addresses = [machine.address for machine in world.orchestrators]
             address = addresses[self._place % len(addresses)]
             try:
-                _, received = await self._bus.ask(
-                    PeerRef(ORCHESTRATOR, 0, [address]), message, frames, timeout_s=ASK_S
-                )
+                _, received = await self._bus.ask(PeerRef(ORCHESTRATOR, 0, [address]), message, frames, timeout_s=ASK_S)
             except RefusedError as error:
                 if error.code in ("unavailable", "store", "unreachable"):
                     await asyncio.sleep(AGAIN_S)
@@ -222,5 +223,8 @@ class Client:
             self._state = info.state
             recorder.told(info.session, "state", info.state, info.step, info.error)
         for line in info.waiting:
-            if line.rpartition(", for ")[2].split(" ")[0].isdigit() and int(line.rpartition(", for ")[2].split()[0]) > 20:
+            if (
+                line.rpartition(", for ")[2].split(" ")[0].isdigit()
+                and int(line.rpartition(", for ")[2].split()[0]) > 20
+            ):
                 recorder.told(info.session, "waiting", info.state, info.step, line)

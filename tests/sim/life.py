@@ -63,7 +63,7 @@ class _Handle(asyncio.Handle):
 
     def _run(self) -> None:
         if self.life.stand is _RUNS:
-            super()._run()  # type: ignore[misc]
+            super()._run()
         else:
             self.life.held.append(self)
 
@@ -78,7 +78,7 @@ class _TimerHandle(asyncio.TimerHandle):
     def _run(self) -> None:
         life = self.life
         if life is None or life.stand is _RUNS:
-            super()._run()  # type: ignore[misc]
+            super()._run()
         else:
             life.held.append(self)
 
@@ -139,7 +139,7 @@ class WorldLoop(SimLoop):
         ready = self._ready  # type: ignore[attr-defined]
         timers = self._timers
         if not ready:
-            while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+            while timers and timers[0][2]._cancelled:
                 heapq.heappop(timers)
             if not timers:
                 raise DeadlockError("every task waits and no timer is set")
@@ -147,7 +147,7 @@ class WorldLoop(SimLoop):
         now = self._virtual_s
         while timers and timers[0][0] <= now:
             handle = heapq.heappop(timers)[2]
-            if not handle._cancelled:  # type: ignore[attr-defined]
+            if not handle._cancelled:
                 ready.append(handle)
         for _ in range(len(ready)):
             handle = ready.popleft()

@@ -277,5 +277,3 @@ class Machines:
 
     def _open_store(self, url: str) -> Handle:
         return Handle(self._world.store)
-
-

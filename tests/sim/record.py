@@ -88,7 +88,9 @@ def plain_fields(message: Message) -> dict[str, object]:
     return {name: _plain(getattr(message, name)) for name in message.__struct_fields__ if name not in LEFT_OUT}
 
 
-_FIELDS = {kind: [n for n in kind.__struct_fields__ if n not in LEFT_OUT] for kind in (Hop, TieGradient, TieVersion)}
+_FIELDS: dict[type[Message], list[str]] = {
+    kind: [n for n in kind.__struct_fields__ if n not in LEFT_OUT] for kind in (Hop, TieGradient, TieVersion)
+}
 
 
 def _plain(value: Any) -> Any:

@@ -138,5 +138,3 @@ def weights_of(vnodes: VNodes) -> dict[str, str]:
         for name, buffer in module.named_buffers():
             found.setdefault(str(node), {})[name] = buffer
     return {node: digest_of_weights(tensors) for node, tensors in found.items()}
-
-

@@ -169,7 +169,8 @@ class _Run:
         for user, owner in self.shape.tied:
             use = self.parameters[user, "weight"]
             weight = self.owned[owner, "weight"]
-            assert weight.grad is not None and use.grad is not None
+            assert weight.grad is not None
+            assert use.grad is not None
             weight.grad, use.grad = weight.grad + use.grad, None
         self._scale(count)
         for group in self.optimizer.param_groups:
@@ -213,11 +214,11 @@ class _Run:
             "data_digest": hashlib.sha256(self.made.data).hexdigest(), "tokenizer_digest": "",
             "sampler": self.shape.sampler, "seed": SEED, "step": step, "samples": step * BATCH,
         }  # fmt: skip
-        state = {
+        whole = {
             "network": hashlib.sha256(self.made.network_bytes).hexdigest(), "step": step, "parts": parts,
             "data": position, "counters": {"step": step},
         }  # fmt: skip
-        return hashlib.sha256(json.dumps(state, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 @cache

@@ -34,13 +34,13 @@ class ChaosError(DCNRError):
 
 @dataclass(slots=True)
 class Wound:
-    """One fault as it happened. Times in seconds since the run began; `recovered_s`: from the fault to the first step
-    that had not been made before it, None if there was none any more."""
+    """One fault as it happened. Times in seconds since the run began; `recovered_s`: from the fault (from its end, if
+    it lasted) to the first step that had not been made before, None if there was none any more."""
 
     number: int
     kind: Kind
-    at_s: float
-    step: int
+    at_s: float = 0.0
+    step: int = 0
     target: str = ""
     text: str = ""
     counts: bool = True
@@ -51,6 +51,20 @@ class Wound:
     """The victim held VNodes."""
     seconds: float = 0.0
     """How long the fault was to last."""
+    lasts: bool = False
+    """It is not over at once."""
+    before: int = 0
+    """Steps that had been made again before it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A wound that has not healed: the highest step, the steps made again, and the time when it happened or ended."""
+
+    wound: Wound
+    mark: int
+    redone: int
+    since: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +130,9 @@ class Engine:
         self.began = time.monotonic()
         self.client: Client | None = None
         self.pausing = False
-        self._open: list[tuple[Wound, int]] = []
-        """Wounds not healed yet, and the highest step seen when they happened."""
+        self._open: list[_Open] = []
+        self._ends: list[_Open] = []
+        """Of faults that still last."""
         self._lasting: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
         self._problem: BaseException | None = None
@@ -173,26 +188,38 @@ class Engine:
     # ------------------------------------------------------------ faults
 
     async def _apply(self, fault: Fault) -> None:
-        if fault.settle and self.wounds:
-            mark = self._open[-1][1] if self._open else -1
-            await self.until(lambda: self.sight.highest > mark or self.over, "a new step")
+        if fault.settle:
+            await self.until(lambda: not (self._open or self._ends) or self.over, "a new step")
         await self.sleep(fault.wait_s)
         if self.over or self._enough(fault.number):
             return
-        wound = Wound(fault.number, fault.kind, time.monotonic() - self.began, self.sight.highest)
-        wound.seconds = fault.seconds
+        wound = Wound(fault.number, fault.kind, seconds=fault.seconds)
+        self.strike(wound)
         self.wounds.append(wound)
-        self._open.append((wound, self.sight.highest))
-        redone = self.sight.redone
         await hurts.HURTS[fault.kind](self, fault, wound)
-        wound.redone = -redone  # completed when it heals
         self.told.hurt(wound)
+        if wound.counts and not wound.lasts:
+            self._open.append(_Open(wound, wound.step, wound.before, self.began + wound.at_s))
 
-    def later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let something go on beside the rest; if it fails, the run is over."""
+    def strike(self, wound: Wound) -> None:
+        """It happens now."""
+        wound.at_s, wound.step, wound.before = time.monotonic() - self.began, self.sight.highest, self.sight.redone
+
+    def later(self, work: Coroutine[Any, Any, None], wound: Wound | None = None) -> None:
+        """Let something go on beside the rest; if it fails, the run is over. With `wound`, that fault lasts as long."""
         task = asyncio.ensure_future(work)
         self._lasting.add(task)
         task.add_done_callback(self._gone)
+        if wound is not None:
+            wound.lasts = True
+            opened = _Open(wound, 0, wound.before, 0.0)
+            self._ends.append(opened)
+            task.add_done_callback(lambda _: self._ended(opened))
+
+    def _ended(self, opened: _Open) -> None:
+        self._ends.remove(opened)
+        opened.mark, opened.since = self.sight.highest, time.monotonic()
+        self._open.append(opened)
 
     def _gone(self, task: asyncio.Task[None]) -> None:
         self._lasting.discard(task)
@@ -308,12 +335,9 @@ class Engine:
                     await client.act(self.session, "resume", timeout_s=30.0)
 
     def _healed(self) -> None:
-        still = []
-        for wound, mark in self._open:
-            if self.sight.highest > mark:
-                wound.recovered_s = time.monotonic() - self.began - wound.at_s
-                wound.redone = max(0, wound.redone + self.sight.redone) if wound.redone <= 0 else wound.redone
-                self.told.healed(wound)
-            else:
-                still.append((wound, mark))
-        self._open = still
+        done = [opened for opened in self._open if self.sight.highest > opened.mark]
+        self._open = [opened for opened in self._open if opened not in done]
+        for opened in done:
+            opened.wound.recovered_s = time.monotonic() - opened.since
+            opened.wound.redone = self.sight.redone - opened.redone
+            self.told.healed(opened.wound)

@@ -61,6 +61,7 @@ async def victim(engine: Engine, fault: Fault, wound: Wound) -> str:
 async def kill(engine: Engine, fault: Fault, wound: Wound) -> None:
     """kill -9 of a PNode; it comes back after a while, sometimes with an empty disk."""
     name = await victim(engine, fault, wound)
+    engine.strike(wound)
     wound.text = _kill(engine, fault, name)
 
 
@@ -83,7 +84,7 @@ async def pause(engine: Engine, fault: Fault, wound: Wound) -> None:
     wound.text = f"for {fault.seconds:.1f} s"
     if fault.seconds > engine.fleet.shape.lease_s:
         wound.text += ", longer than its lease"
-    engine.later(_go_on(engine, name, fault.seconds))
+    engine.later(_go_on(engine, name, fault.seconds), wound)
 
 
 async def _go_on(engine: Engine, name: str, seconds: float) -> None:
@@ -121,6 +122,7 @@ async def double(engine: Engine, fault: Fault, wound: Wound) -> None:
     wound.counts = engine.sight.state == "recovering"
     role = "takes its place" if second in new else "gives its state" if second in before else "stands by"
     wound.target, wound.text = f"{first}, {second}", f"{second} {role}" + ("" if wound.counts else ", too late")
+    engine.strike(wound)
     fleet.kill(second)
     engine.later(_back(engine, second, fault.seconds))
 
@@ -142,7 +144,7 @@ async def orchestrator(engine: Engine, fault: Fault, wound: Wound) -> None:
     wound.text = f"back after {fault.seconds:.1f} s"
     wound.text += ", its disk lost" if wipe else ""
     wound.text += ", at another address" if moves else ""
-    engine.later(_orchestrator_back(engine, fault.seconds, moves=moves))
+    engine.later(_orchestrator_back(engine, fault.seconds, moves=moves), wound)
 
 
 async def _orchestrator_back(engine: Engine, seconds: float, *, moves: bool) -> None:
@@ -184,6 +186,7 @@ async def cli(engine: Engine, fault: Fault, wound: Wound) -> None:
     wound.target, wound.text = f"dcnr {arguments[0]}", f"killed after {fault.seconds:.1f} s"
     await asyncio.sleep(fault.seconds)
     wound.counts = process.alive()
+    engine.strike(wound)
     if not wound.counts:
         wound.text = "had ended before"
     process.signal(signal.SIGKILL, group=True)
@@ -229,21 +232,21 @@ async def delay(engine: Engine, fault: Fault, wound: Wound) -> None:
     """Everything on a line takes longer."""
     ends, delay_s = line(engine, fault, wound), 0.005 + 0.25 * fault.roll**2
     wound.text = f"{delay_s * 1e3:.0f} ms later, for {fault.seconds:.1f} s"
-    engine.later(_ruled(engine, fault, ends, [Rule(delay_s=delay_s) for _ in ends], reset=False))
+    engine.later(_ruled(engine, fault, ends, [Rule(delay_s=delay_s) for _ in ends], reset=False), wound)
 
 
 async def throttle(engine: Engine, fault: Fault, wound: Wound) -> None:
     """A line carries few bytes a second."""
     ends, bytes_s = line(engine, fault, wound), 20e3 + 500e3 * fault.roll
     wound.text = f"{bytes_s / 1e3:.0f} kB/s for {fault.seconds:.1f} s"
-    engine.later(_ruled(engine, fault, ends, [Rule(bytes_s=bytes_s) for _ in ends], reset=False))
+    engine.later(_ruled(engine, fault, ends, [Rule(bytes_s=bytes_s) for _ in ends], reset=False), wound)
 
 
 async def cut(engine: Engine, fault: Fault, wound: Wound) -> None:
     """Nothing passes on a line; then it goes on where it stopped, or its connections are reset."""
     ends, reset = line(engine, fault, wound), fault.roll < 0.5
     wound.text = f"for {fault.seconds:.1f} s" + (", then reset" if reset else "")
-    engine.later(_ruled(engine, fault, ends, [Rule(cut_in=True, cut_out=True) for _ in ends], reset=reset))
+    engine.later(_ruled(engine, fault, ends, [Rule(cut_in=True, cut_out=True) for _ in ends], reset=reset), wound)
 
 
 async def oneway(engine: Engine, fault: Fault, wound: Wound) -> None:
@@ -252,7 +255,7 @@ async def oneway(engine: Engine, fault: Fault, wound: Wound) -> None:
     wound.target = wound.target.replace(" - ", " -> ")
     wound.text = f"for {fault.seconds:.1f} s" + (", then reset" if reset else "")
     rules = [Rule(cut_in=True), Rule(cut_out=True)]
-    engine.later(_ruled(engine, fault, ends, rules, reset=reset))
+    engine.later(_ruled(engine, fault, ends, rules, reset=reset), wound)
 
 
 async def flip(engine: Engine, fault: Fault, wound: Wound) -> None:
@@ -279,7 +282,7 @@ async def store(engine: Engine, fault: Fault, wound: Wound) -> None:
         raise DCNRError("this store has no server that could be killed")
     wound.target, wound.text = STORE, f"back after {fault.seconds:.1f} s"
     await asyncio.to_thread(server.kill)
-    engine.later(_store_back(engine, fault.seconds))
+    engine.later(_store_back(engine, fault.seconds), wound)
 
 
 async def _store_back(engine: Engine, seconds: float) -> None:
@@ -297,8 +300,8 @@ async def disk(engine: Engine, fault: Fault, wound: Wound) -> None:
     if folder is None:
         raise DCNRError("this store has no disk of its own that could be filled")
     wound.target, wound.text = STORE, f"its disk full for {fault.seconds:.1f} s"
-    await asyncio.to_thread(_fill, folder / "ballast")
-    engine.later(_freed(folder / "ballast", fault.seconds))
+    await asyncio.to_thread(_fill, folder / f"ballast-{fault.number}")
+    engine.later(_freed(folder / f"ballast-{fault.number}", fault.seconds), wound)
 
 
 def _fill(path: Path) -> None:

@@ -119,6 +119,15 @@ def reap() -> None:
             del _children[pid]
 
 
+def collect(processes: Iterable[Process], timeout_s: float = 2.0) -> None:
+    """Collect children that have ended: one whose threads still end is a zombie that can't be collected yet."""
+    pids = {process.pid for process in processes}
+    deadline = time.monotonic() + timeout_s
+    while pids & _children.keys() and time.monotonic() < deadline:
+        reap()
+        time.sleep(0.01)
+
+
 def stop(processes: Iterable[Process], *, grace_s: float = 5.0, kill_after_s: float = 5.0) -> list[Process]:
     """End all of them: SIGTERM, then SIGKILL to the group for those that are still there. Returns the ones killed.
 

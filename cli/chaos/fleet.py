@@ -139,7 +139,7 @@ class Fleet:
         for process in running:
             process.signal(signal.SIGCONT)
         processes.stop(running, grace_s=grace_s)
-        processes.reap()
+        processes.collect(running)
 
     async def listening(self, name: str, timeout_s: float = 60.0) -> None:
         """Wait until a process takes connections. Raises `DCNRError` if it ends instead, or at the deadline."""

@@ -66,7 +66,12 @@ class Download:
         retry, key = self._reader.retry, self._key
         resumed = self._position > 0
         extra = {"Range": f"bytes={self._position}-", "IfMatch": self.etag} if resumed else {}
-        answer = await retry.attempt("get", key, lambda stall: self._reader.open(key, extra))
+        try:
+            answer = await retry.attempt("get", key, lambda stall: self._reader.open(key, extra))
+        except AgainError as error:
+            if resumed:
+                raise AgainError(f"{error}; {self._position} of {self._size} bytes had come before") from error
+            raise
         body = answer["Body"]
         try:
             skip = self._position if resumed and not answer.get("ContentRange") else 0

@@ -59,6 +59,7 @@ def taps(recorder: Recorder, seed: int) -> Iterator[None]:
     changed: list[tuple[Any, str, Any]] = []
 
     def change(owner: Any, name: str, value: Any) -> None:
+        owner = next((base for base in getattr(owner, "__mro__", ()) if name in base.__dict__), owner)
         changed.append((owner, name, owner.__dict__[name]))
         setattr(owner, name, value)
 

@@ -77,9 +77,9 @@ class Membership:
                 if not told:
                     self._log.warning("not registered, trying again", problem=problem)
                     told = True
-                if len(self._candidates) > 1:
-                    self._hub.bus.forget(self._candidates[0])
-                    self._candidates.append(self._candidates.pop(0))
+                if self._hub.bus.queued_bytes(self._candidates[0]):
+                    self._hub.bus.forget(self._candidates[0])  # it took nothing: no pile of questions for whoever comes
+                self._candidates.append(self._candidates.pop(0))
                 await asyncio.sleep(back_off * random.uniform(0.5, 1.0))
                 back_off = min(2 * back_off, MAX_BACK_OFF_S)
                 if self.standing.silent(self._hub.clock()):

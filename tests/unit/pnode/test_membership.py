@@ -1,0 +1,237 @@
+"""A PNode's membership on the simulated network, in virtual time: orchestrators come, go, and are replaced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from pnode.hub import Bounds, Hub
+from pnode.membership import Membership
+from storage.open import open_store
+from storage.sealed import seal
+from storage.terms import TERM_KEY, TermRecord
+from wire.messages import Heartbeat, HeartbeatAck, Message, PeerRef, Profile, Refused, Register, Registered
+from wire.requests import RefusedError
+from wire.sim import SimBus, SimNetwork, run_sim
+
+PROFILE = Profile("host", "cpu", 1, 1e9, 1 << 30, 1e9, 1e-4, "2.0", "cpu", "1")
+QUIET = structlog.wrap_logger(
+    structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50), processors=[]
+)
+
+
+class Orchestrator:
+    """Admits whoever asks; `deaf`: hears nothing."""
+
+    def __init__(self, net: SimNetwork, name: str, term: int, *, cluster: str = "c", refuse: str = "") -> None:
+        self.term, self.cluster, self.refuse, self.deaf = term, cluster, refuse, False
+        self.registers: list[tuple[float, Register]] = []
+        self.beats: list[Heartbeat] = []
+        self.known = True
+        self.bus: SimBus = net.bus(name)
+        self.bus.on_message(self._on_message)
+        self.bus.on_loss(lambda peer, reason: None)
+        self.bus.open()
+
+    @property
+    def address(self) -> str:
+        return self.bus.me.addresses[0]
+
+    def _on_message(self, sender: PeerRef, message: Message, frames: Sequence[memoryview]) -> None:
+        if self.deaf:
+            return
+        if isinstance(message, Register):
+            self.registers.append((asyncio.get_running_loop().time(), message))
+            if self.refuse:
+                self.bus.send(sender, Refused(message.request_id, self.refuse, "no"))
+                return
+            number = max(1, message.held)
+            self.bus.send(sender, Registered(message.request_id, number, self.term, 10.0, 2.0, "", self.cluster))
+        elif isinstance(message, Heartbeat):
+            self.beats.append(message)
+            self.bus.send(sender, HeartbeatAck(message.incarnation, self.term, self.known))
+
+
+class PNode:
+    """A membership with nothing behind it."""
+
+    def __init__(self, net: SimNetwork, home: Path, address: str, store: str = "") -> None:
+        self.admissions: list[bool] = []
+        self.bus = net.bus("p1")
+        clock = asyncio.get_running_loop().time
+        self.hub = Hub(
+            "p1", self.bus, PeerRef("", 0, [address]), home, Bounds(), asyncio.ensure_future, QUIET, clock=clock
+        )
+        self.membership = Membership(self.hub, self, address, store, open_store, QUIET)
+        self.bus.on_message(self._on_message)
+        self.bus.on_loss(self.membership.lost)  # type: ignore[arg-type]
+        self.bus.open()
+
+    def _on_message(self, sender: PeerRef, message: Message, frames: Sequence[memoryview]) -> None:
+        if isinstance(message, HeartbeatAck):
+            self.membership.acknowledged(sender, message)
+
+    def beat(self, incarnation: int, term: int) -> Heartbeat:
+        return Heartbeat("p1", incarnation, term, [], 0, 0.0, "idle", 0.0)
+
+    def admitted(self, *, moved: bool) -> None:
+        self.admissions.append(moved)
+
+
+def simulate(home: Path, script: Callable[[SimNetwork, Callable[..., PNode]], Coroutine[Any, Any, None]]) -> None:
+    """Run `script` with a PNode's tasks beside it; they end with it."""
+
+    async def main() -> None:
+        net = SimNetwork(1)
+        tasks: list[asyncio.Task[None]] = []
+
+        def pnode(address: str, store: str = "") -> PNode:
+            found = PNode(net, home, address, store)
+            tasks.append(asyncio.ensure_future(found.membership.register(PROFILE)))
+            tasks.append(asyncio.ensure_future(found.membership.report()))
+            return found
+
+        try:
+            await script(net, pnode)
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    run_sim(main())
+
+
+async def put_term(home: Path, term: int, *addresses: str, cluster: str = "c") -> str:
+    url = str(home / "store")
+    await open_store(url).put(TERM_KEY, seal(TermRecord(cluster, term, list(addresses))))
+    return url
+
+
+def test_it_registers_reports_and_keeps_its_incarnation(tmp_path: Path) -> None:
+    async def script(net: SimNetwork, pnode: Callable[..., PNode]) -> None:
+        orchestrator = Orchestrator(net, "o", 3)
+        one = pnode(orchestrator.address)
+        await asyncio.sleep(7.0)
+        assert [message.held for _, message in orchestrator.registers] == [0]
+        assert [(beat.incarnation, beat.term) for beat in orchestrator.beats] == [(1, 3)] * 4
+        orchestrator.known = False
+        await asyncio.sleep(3.0)
+        orchestrator.known = True
+        assert {message.held for _, message in orchestrator.registers[1:]} == {1}
+        assert one.admissions[:2] == [False, False]
+
+    simulate(tmp_path, script)
+
+
+def test_it_asks_ever_more_rarely_and_never_in_step_with_others(tmp_path: Path) -> None:
+    async def script(net: SimNetwork, pnode: Callable[..., PNode]) -> None:
+        pnode("tcp://o:7700")
+        times = []
+        for _ in range(2):
+            await asyncio.sleep(120.0)
+            orchestrator = Orchestrator(net, "o", 3, refuse="bug")
+            await asyncio.sleep(200.0)
+            times.append([when for when, _ in orchestrator.registers])
+            net.crash(orchestrator.bus)
+        pauses = [later - earlier for earlier, later in zip(times[0], times[0][1:], strict=False)]
+        assert pauses
+        assert all(5.0 <= pause <= 10.1 for pause in pauses), pauses
+        assert len({round(pause, 3) for pause in pauses}) == len(pauses)
+
+    simulate(tmp_path, script)
+
+
+@pytest.mark.parametrize("code", ["held", "identity", "full"])
+def test_a_refusal_for_good_ends_it(tmp_path: Path, code: str) -> None:
+    async def script(net: SimNetwork, pnode: Callable[..., PNode]) -> None:
+        orchestrator = Orchestrator(net, "o", 3, refuse=code)
+        pnode(orchestrator.address)
+        await asyncio.sleep(5.0)
+
+    with pytest.raises(RefusedError, match="no"):
+        simulate(tmp_path, script)
+
+
+def test_an_orchestrator_that_was_replaced_is_not_believed(tmp_path: Path) -> None:
+    """The old one still answers at the address that was given by hand; the new one is found in the store."""
+
+    async def script(net: SimNetwork, pnode: Callable[..., PNode]) -> None:
+        old = Orchestrator(net, "o", 3)
+        url = await put_term(tmp_path, 3, old.address)
+        one = pnode(old.address, url)
+        await asyncio.sleep(5.0)
+        new = Orchestrator(net, "q", 4)
+        old.deaf = True
+        await put_term(tmp_path, 4, new.address)
+        await asyncio.sleep(60.0)
+        assert one.membership.standing.term == 4
+        assert [message.held for _, message in new.registers] == [1]
+        old.deaf = False
+        heard = len(old.beats)
+        new.deaf = True
+        await asyncio.sleep(60.0)
+        assert old.registers[1:], "it was asked again"
+        assert one.membership.standing.term == 4
+        assert len(old.beats) == heard, "but not taken"
+        new.deaf = False
+        await asyncio.sleep(60.0)
+        assert len(new.registers) >= 2
+        assert one.hub.orchestrator.addresses == [new.address]
+
+    simulate(tmp_path, script)
+
+
+def test_a_record_of_another_cluster_or_an_equal_term_is_not_followed(tmp_path: Path) -> None:
+    async def script(net: SimNetwork, pnode: Callable[..., PNode]) -> None:
+        old = Orchestrator(net, "o", 3)
+        url = await put_term(tmp_path, 9, "tcp://q:7700", cluster="another")
+        other = Orchestrator(net, "q", 9, cluster="another")
+        one = pnode(old.address, url)
+        await asyncio.sleep(0.2)
+        assert one.membership.standing.term == 3
+        old.deaf = True
+        await asyncio.sleep(60.0)
+        await put_term(tmp_path, 3, "tcp://q:7700")
+        await asyncio.sleep(60.0)
+        assert not other.registers
+
+    simulate(tmp_path, script)
+
+
+def test_without_a_readable_store_it_goes_on_asking(tmp_path: Path) -> None:
+    async def script(net: SimNetwork, pnode: Callable[..., PNode]) -> None:
+        url = str(tmp_path / "store")
+        await open_store(url).put(TERM_KEY, b"not a record")
+        old = Orchestrator(net, "o", 3)
+        one = pnode(old.address, url)
+        await asyncio.sleep(5.0)
+        net.crash(old.bus)
+        await asyncio.sleep(60.0)
+        again = Orchestrator(net, "o", 4)
+        await asyncio.sleep(30.0)
+        assert one.membership.standing.term == 4
+        assert again.beats
+
+    simulate(tmp_path, script)
+
+
+def test_another_cluster_at_the_address_is_told_to_the_rest(tmp_path: Path) -> None:
+    async def script(net: SimNetwork, pnode: Callable[..., PNode]) -> None:
+        old = Orchestrator(net, "o", 7)
+        one = pnode(old.address)
+        await asyncio.sleep(5.0)
+        net.crash(old.bus)
+        Orchestrator(net, "o", 1, cluster="d")
+        await asyncio.sleep(60.0)
+        assert one.admissions == [False, True]
+        assert one.membership.standing.term == 1
+
+    simulate(tmp_path, script)

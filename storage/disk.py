@@ -17,12 +17,12 @@ def explain_os_error(where: str, folder: Path, error: OSError, *, key: str = "")
     text = f"{where}: {error.strerror or error}"
     if error.errno in FULL:
         hint = f"make room on the disk of {folder} (dcnr gc), then try again: nothing is lost"
-        return StoreUnavailableError(f"{text}; {free_bytes(folder)} bytes are free", key=key, hint=hint)
+        return StoreUnavailableError(f"{text}; {room_on(folder)}", key=key, hint=hint)
     if error.errno == errno.EFBIG:
         return StoreUnavailableError(f"{text}; a limit of this process or disk", key=key, hint="see ulimit -f")
     if error.errno == errno.EROFS:
         hint = f"the disk of {folder} is mounted read-only, often after a fault of the disk: check it and remount it"
-        return StoreUnavailableError(f"{text}; {free_bytes(folder)} bytes are free", key=key, hint=hint)
+        return StoreUnavailableError(text, key=key, hint=hint)
     if error.errno in FORBIDDEN:
         return StoreUnavailableError(text, key=key, hint=f"{folder} must be writable by user {os.geteuid()}")
     if isinstance(error, FileNotFoundError):
@@ -34,12 +34,13 @@ def explain_os_error(where: str, folder: Path, error: OSError, *, key: str = "")
     return StoreUnavailableError(text, key=key, hint=f"check the disk of {folder}")
 
 
-def free_bytes(folder: Path) -> int:
-    """What an ordinary user may still write on the disk of `folder`; 0 if it can't be told."""
+def room_on(folder: Path) -> str:
+    """What an ordinary user may still write on the disk of `folder`."""
     for place in (folder, *folder.parents):
         try:
             status = os.statvfs(place)
         except OSError:
             continue
-        return status.f_bavail * status.f_frsize
-    return 0
+        free = f"{status.f_bavail * status.f_frsize} bytes are free"
+        return free if status.f_favail or not status.f_files else f"{free}, but no more files are allowed"
+    return "nobody knows what is free"

@@ -8,20 +8,22 @@ newer one is committed is dropped, for it can't be the head any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from orchestrator.records import SessionRecord
-from storage.checkpoints import DataPosition, Head, Manifest, commit
+from storage.checkpoints import DataPosition, Head, Manifest, commit, read_head
 from storage.keys import DIGEST, session_prefix
 from storage.retention import prune
-from storage.store import Store, StoreError, StoreUnavailableError
+from storage.store import ConflictError, Store, StoreError, StoreUnavailableError
 from wire.errors import RemoteError
 from wire.messages import Part
 
 MAX_OPEN_CUTS = 16
 RETRY_S = 2.0
-RETRIES = 30
+REPARENTED = 5
 
 
 class BadPartsError(RemoteError):
@@ -157,20 +159,31 @@ class Committer:
         self.head: Head | None = None
         self.environment: list[str] = []
 
-    async def commit(self, manifest: Manifest) -> Head:
+    async def commit(
+        self, manifest: Manifest, *, wanted: Callable[[], bool], still_mine: Callable[[], Awaitable[None]]
+    ) -> Head:
         """Make it the head. Call with `lock` held.
 
-        A store that does not answer is tried again for a minute. Raises `StoreError`.
+        A store that does not answer is tried again for as long as it is `wanted`. A head that was moved by another is
+        a former orchestrator's last write if the term is still ours, and then our cut follows it. Raises `StoreError`,
+        and what `still_mine` raises.
         """
-        for attempt in range(RETRIES):
+        moved = 0
+        while True:
             try:
                 self.head = await commit(self._store, self.prefix, manifest, self.head)
                 break
             except StoreUnavailableError:
-                if attempt + 1 == RETRIES:
+                if not wanted():
                     raise
                 await asyncio.sleep(RETRY_S)
-        assert self.head is not None
+            except ConflictError:
+                await still_mine()
+                moved += 1
+                if moved > REPARENTED:
+                    raise
+                self.head = await read_head(self._store, self.prefix)
+                manifest = replace(manifest, parent=self.head.manifest_key if self.head is not None else "")
         self.environment = list(manifest.environment)
         return self.head
 

@@ -1,6 +1,7 @@
 """The driver of one session: carries out what its core asks for, and tells the core what came of it.
 
-It decides nothing. Store writes of one session happen one after another, so that what is stored never goes back.
+It decides nothing. Store writes of one session happen one after another, so that what is stored never goes back. Where
+its VNodes go is found out by `placing`, its commits are made by `cutting`.
 """
 
 from __future__ import annotations
@@ -9,36 +10,33 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, assert_never
 
-import msgspec
-
 from orchestrator import events
-from orchestrator.commits import BadPartsError, Committer, CutCollector, environment_note, manifest_of
+from orchestrator.cutting import Cutting, defect
 from orchestrator.eventlog import EventLog
 from orchestrator.events import Command, Event, Log, Record, Send, Tell
-from orchestrator.lifecycle import Stage
-from orchestrator.placement import Plan, hand_placed, plan
+from orchestrator.placing import Placing
+from orchestrator.records import SessionRecord, session_key
 from orchestrator.sessions import Session
-from orchestrator.truth import SupersededError, sealed_session
-from storage.retention import delete_all, newest_complete
+from orchestrator.truth import OvertakenError, SupersededError, sealed_session
+from storage.retention import delete_all
+from storage.sealed import unseal
 from storage.store import StoreUnavailableError
 from wire.errors import DCNRError
-from wire.messages import Deployment, Message, PartsSaved, PeerRef, Prepare
+from wire.messages import PeerRef
+from wire.requests import RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from orchestrator.catalog import Listed
     from orchestrator.service import Service
-    from storage.checkpoints import Resume
-    from wire.messages import Part
 
 RELEASE_S = 20.0
-WRITE_TRIES, WRITE_PAUSE_S = 10, 1.0
-RUNNING = ("running", "pausing", "stopping")
+WRITE_PAUSE_S = 1.0
+CREATE_TRIES = 10
+CLOSE_S = 2.0
+STALE_TERM = "stale-term"
 
 
 class SessionDriver:
-    """One session with its log, its committer and its tasks."""
+    """One session with its log and its tasks."""
 
     def __init__(self, service: Service, session: Session, log: EventLog) -> None:
         self.service = service
@@ -46,47 +44,41 @@ class SessionDriver:
         self.log = log
         self.changed = asyncio.Event()
         self.gone = asyncio.Event()
+        self.cutting = Cutting(self)
+        self.placing = Placing(self)
         self._removed: asyncio.Future[None] | None = None
-        self.peers: dict[str, PeerRef] = {}
-        self.memory_bytes: dict[str, int] = {}
-        self.committer = Committer(service.store, session.record.network, session.id)
-        self._cuts: CutCollector | None = None
-        self._ready: dict[int, tuple[list[Part], list[str]]] = {}
-        self._listed: Listed | None = None
-        self._resume: Resume | None = None
-        self._placing: asyncio.Task[None] | None = None
+        self._asks: dict[str, asyncio.Task[None]] = {}
         self._writing = asyncio.Lock()
+        self._writer: asyncio.Task[None] | None = None
         self._latest = b""
+        self._raised = 0
+
+    @property
+    def peers(self) -> dict[str, PeerRef]:
+        """Where the PNodes of the present deployment are, as far as they live."""
+        deployment = self.session.deployment
+        found: dict[str, PeerRef] = {}
+        for pnode, incarnation in deployment.incarnations.items() if deployment is not None else ():
+            member = self.service.membership.find(pnode)
+            if member is not None and member.incarnation == incarnation:
+                found[pnode] = member.peer
+        return found
 
     # ------------------------------------------------------------ in
 
     def feed(self, event: Event) -> None:
         """Tell the core, and carry out what it asks for. Raises `ActionRefusedError`."""
+        if not self.service.vigil.awake():
+            self.service.vigil.hold_back(lambda: self.feed(event))
+            return
         for command in self.session.handle(event, self.service.now()):
             self._carry(command)
-
-    def parts_saved(self, message: PartsSaved, parts: Sequence[Part]) -> None:
-        """A PNode's parts of a cut are in the store."""
-        if self._cuts is None or message.epoch != self._cuts.epoch:
-            return
-        try:
-            cut = self._cuts.add(message.pnode, message.step, parts, message.environment)
-        except BadPartsError as error:
-            self.note("warning", str(error))
-            return
-        if cut is not None:
-            self._ready[message.step] = (self._cuts.ordered(cut), sorted(cut.environments))
-            self.feed(events.PartsArrived(message.epoch, message.step))
+        for key in [key for key in self._asks if key not in self.session.waits]:
+            self._asks.pop(key).cancel()
 
     def note(self, kind: str, text: str) -> None:
         """A line for the log that changes nothing."""
         self._carry(Log(kind, text, self.session.record.step))
-
-    def awaited_parts(self) -> list[str]:
-        """Whose parts are awaited, as sentences."""
-        if self._cuts is None:
-            return []
-        return [f"{', '.join(names)}: parts of step {step}" for step, names in self._cuts.awaited().items() if names]
 
     async def removed(self) -> None:
         """Wait until the removal that was asked for is done. Raises `DCNRError` if the session had to stay."""
@@ -96,16 +88,18 @@ class SessionDriver:
     async def create(self) -> None:
         """Store the new session. Raises `DCNRError`."""
         record = self.session.record
+        record.term = self.service.term
         async with self._writing:
-            await self._write_bytes(sealed_session(record))
+            for attempt in range(CREATE_TRIES):
+                try:
+                    await self.service.truth.put_session(record.session, sealed_session(record))
+                    break
+                except StoreUnavailableError:
+                    if attempt + 1 == CREATE_TRIES:
+                        raise
+                    await asyncio.sleep(WRITE_PAUSE_S)
         self.service.registry.put_session(record)
         self.note("state", "created")
-
-    def restored(self) -> None:
-        """The session was found interrupted at the start."""
-        record = self.session.record
-        self._carry(Log("error", f"{record.error} ({record.hint})", record.step))
-        self._carry(Record())
 
     # ------------------------------------------------------------ out
 
@@ -118,21 +112,22 @@ class SessionDriver:
                     service.logger.info(kind, session=record.session, step=step, text=text)
                 self._stir()
             case Record(epoch=epoch):
+                if epoch:
+                    self.placing.raised(epoch)
                 service.registry.put_session(record)
-                self._latest = sealed_session(record)
-                service.spawn(self._write(epoch), f"record of {record.session}", durable=True)
+                self._store(epoch)
                 self._stir()
-            case events.Place(pnodes=pnodes, placement=placement):
-                if self._placing is not None:
-                    self._placing.cancel()
-                self._placing = service.spawn(self._place(pnodes, placement), f"placement of {record.session}")
-            case Send():
-                service.spawn(self._ask(command), f"{command.key} of {record.session}")
+            case events.Place():
+                self.placing.begin(command)
+            case events.Survey():
+                self.placing.survey()
+            case Send(key=key):
+                self._asks[key] = service.spawn(self._ask(command), f"{key} of {record.session}")
             case Tell(pnodes=pnodes, message=message, sure=sure):
                 for pnode in pnodes:
                     service.tell(pnode, message, limit_s=RELEASE_S if sure else 0.0)
             case events.Commit(step=step):
-                service.spawn(self._commit(record.epoch, step), f"commit of {record.session}")
+                service.spawn(self.cutting.commit(record.epoch, step), f"commit of {record.session}")
             case events.Delete():
                 self._removed = asyncio.get_running_loop().create_future()
                 service.spawn(self._delete(), f"removal of {record.session}", durable=True)
@@ -144,166 +139,61 @@ class SessionDriver:
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
-    async def _write(self, epoch: int) -> None:
-        """Store the newest record, unless a later write did already."""
-        async with self._writing:
-            data, self._latest = self._latest, b""
-            if self.gone.is_set():
-                return
-            try:
-                if data:
-                    await self._write_bytes(data)
-            except DCNRError as error:
-                if isinstance(error, SupersededError):
-                    self.service.superseded(error)
-                if epoch:
-                    self.feed(events.NotRecorded(f"epoch {epoch} could not be stored: {error.message}", error.hint))
-                else:
-                    self.service.logger.warning("not stored", session=self.session.id, error=str(error))
-                    self._latest = self._latest or data
-                return
-        if epoch:
-            self.feed(events.Recorded(epoch))
-
-    async def _write_bytes(self, data: bytes) -> None:
-        for attempt in range(WRITE_TRIES):
-            try:
-                await self.service.truth.put_session(self.session.id, data)
-                return
-            except StoreUnavailableError:
-                if attempt + 1 == WRITE_TRIES:
-                    raise
-                await asyncio.sleep(WRITE_PAUSE_S)
-
-    # ------------------------------------------------------------ placing
-
-    async def _place(self, pnodes: int, wanted: dict[str, str]) -> None:
-        session, record, service = self.session, self.session.record, self.service
-        try:
-            async with self.committer.lock:
-                resume = await newest_complete(service.store, self.committer.prefix)
-                self.committer.head = resume.head
-                self.committer.environment = list(resume.manifest.environment) if resume.manifest else []
-            step = resume.manifest.step if resume.manifest is not None else 0
-            problems = list(resume.problems)
-            if step < record.committed:
-                problems.append(f"step {record.committed} was committed, but the newest complete checkpoint is {step}")
-            listed = await service.catalog.get(record.network_digest)
-            if record.data_digest and listed.graph.loss is None:
-                raise DCNRError(f"{record.network} has no loss, so it can't be trained", hint="dcnr net show")
-            machines, cores = service.machines(but=session.id)
-            result: Plan = (
-                await asyncio.to_thread(hand_placed, listed.work, machines, wanted, cores=cores)
-                if wanted
-                else await asyncio.to_thread(plan, listed.work, machines, pnodes=pnodes, cores=cores)
-            )
-        except asyncio.CancelledError:
-            raise
-        except DCNRError as error:
-            self.feed(events.NotPlaced(error.message, error.hint))
-            return
-        except Exception as error:
-            self.feed(events.NotPlaced(*_defect(error)))
-            raise
-        if session.stage is not Stage.PLACING:
-            return
-        self._listed, self._resume = listed, resume
-        placement = {str(node): pnode for node, pnode in result.placement.items()}
-        members = {pnode: service.membership.find(pnode) for pnode in dict.fromkeys(placement.values())}
-        lost = [pnode for pnode, member in members.items() if member is None]
-        if lost:
-            self.feed(events.NotPlaced(f"{', '.join(lost)} left while VNodes were being placed", "try again"))
-            return
-        self.peers = {pnode: member.peer for pnode, member in members.items() if member is not None}
-        self.memory_bytes = dict(result.forecast.memory_bytes)
-        incarnations = {pnode: member.incarnation for pnode, member in members.items() if member is not None}
-        loss = placement[str(listed.graph.loss)] if listed.graph.loss is not None else ""
-        self._cuts = CutCollector(record.epoch + 1, placement, listed.stateful)
-        self._ready.clear()
-        service.registry.put_placement(session.id, record.epoch + 1, placement)
-        step_s = result.forecast.step_s
-        self.feed(events.Placed(placement, incarnations, loss, step, result.reasons, tuple(problems), step_s))
-
-    def _prepare(self) -> tuple[Message, list[bytes]]:
-        """The message and body that deploy this epoch on any of its PNodes."""
-        record, deployment, resume = self.session.record, self.session.deployment, self._resume
-        assert deployment is not None
-        assert resume is not None
-        head = resume if resume.manifest is not None else None
-        body = Deployment(
-            session=record.session,
-            network=record.network,
-            network_digest=record.network_digest,
-            placement=deployment.placement,
-            peers=self.peers,
-            incarnations=deployment.incarnations,
-            orchestrator=self.service.bus.me,
-            data_digest=record.data_digest,
-            tokenizer_digest=record.tokenizer_digest,
-            steps=record.steps,
-            seed=record.seed,
-            start_step=deployment.start_step,
-            manifest_digest=head.manifest_digest if head is not None else "",
-            manifest_key=head.manifest_key if head is not None else "",
-            store_prefix=self.committer.prefix,
-            checkpoint_every=record.checkpoint_every,
-            trace=record.trace,
-        )
-        message = Prepare(self.service.new_id(), record.session, deployment.epoch, 0, self.service.term)
-        return message, [msgspec.msgpack.encode(body)]
-
     async def _ask(self, command: Send) -> None:
         peer = self.peers.get(command.pnode)
-        message, frames = (command.message, []) if command.message is not None else self._prepare()
         if peer is None:
             self.feed(events.Denied(command.key, command.pnode, "it is not part of the deployment"))
             return
+        message, frames = (command.message, []) if command.message is not None else self.placing.prepare()
         try:
             await self.service.bus.ask(peer, message, frames, timeout_s=command.limit_s)
         except DCNRError as error:
-            self.feed(events.Denied(command.key, command.pnode, error.message, error.hint))
+            code = str(error.code) if isinstance(error, RefusedError) else ""
+            if code == STALE_TERM:
+                self.service.vigil.doubt()
+            if command.message is None and code:
+                self.placing.refused(code)
+            self.feed(events.Denied(command.key, command.pnode, error.message, error.hint, code))
         else:
             self.feed(events.Answered(command.key))
 
-    # ------------------------------------------------------------ commits
+    # ------------------------------------------------------------ the record
 
-    async def _commit(self, epoch: int, step: int) -> None:
-        record, service = self.session.record, self.service
-        async with self.committer.lock:
-            if self.session.removing:
-                return
-            ready = self._ready.pop(step, None)
-            cuts, listed = self._cuts, self._listed
-            if ready is None or cuts is None or listed is None or cuts.epoch != epoch or record.epoch != epoch:
-                return
-            parts, environment = ready
-            before = self.committer.environment
-            data = listed.recipe.data
-            manifest = manifest_of(
-                record,
-                parts,
-                step=step,
-                head=self.committer.head,
-                term=service.term,
-                batch=listed.recipe.batch,
-                sampler=data.sampler if data is not None else "",
-                environment=environment,
-                created_s=service.wall(),
-            )
-            cuts.done(step)
-            under_way = cuts.under_way() | {part.digest for later, _ in self._ready.values() for part in later}
-            try:
-                head = await self.committer.commit(manifest)
-            except DCNRError as error:
-                self.feed(events.CommitFailed(step, error.message, error.hint))
-                return
-            except Exception as error:
-                self.feed(events.CommitFailed(step, *_defect(error)))
-                raise
-            if problem := await self.committer.prune(record.keep, under_way):
-                self.note("warning", problem)
-        note = environment_note(before, environment)
-        self.feed(events.Committed(epoch, step, head.hash, note))
+    def _store(self, epoch: int) -> None:
+        """Have the record as it is now stored; a write under way is followed by it."""
+        self.session.record.term = self.service.term
+        self._latest, self._raised = sealed_session(self.session.record), max(self._raised, epoch)
+        if self._writer is None or self._writer.done():
+            self._writer = self.service.spawn(self._write(), f"record of {self.session.id}", durable=True)
+
+    async def _write(self) -> None:
+        """Store the newest record, for as long as it takes."""
+        async with self._writing:
+            while self._latest and not self.gone.is_set():
+                data, epoch, self._latest, self._raised = self._latest, self._raised, b"", 0
+                try:
+                    await self.service.truth.put_session(self.session.id, data)
+                except StoreUnavailableError as error:
+                    self.service.logger.warning("not stored yet", session=self.session.id, error=str(error))
+                    self._latest, self._raised = self._latest or data, max(self._raised, epoch)
+                    await asyncio.sleep(WRITE_PAUSE_S)
+                except OvertakenError as error:
+                    found = unseal(error.data, SessionRecord, key=session_key(self.session.id))
+                    self.session.saw_epoch(found.epoch)
+                    if epoch and found.epoch >= epoch:
+                        self.feed(events.NotRecorded(error.message, error.hint, found.epoch))
+                    else:
+                        self._latest, self._raised = self._latest or data, max(self._raised, epoch)
+                except DCNRError as error:
+                    if isinstance(error, SupersededError):
+                        self.service.superseded(error)
+                        return
+                    self.service.logger.warning("not stored", session=self.session.id, error=str(error))
+                    if epoch:
+                        self.feed(events.NotRecorded(f"epoch {epoch} could not be stored: {error.message}", error.hint))
+                else:
+                    if epoch:
+                        self.feed(events.Recorded(epoch))
 
     async def _delete(self) -> None:
         """Forget the session: first the record, so that nothing half-deleted comes back, then what it stored.
@@ -312,17 +202,17 @@ class SessionDriver:
         """
         name, left, problem = self.session.id, "", None
         try:
-            async with self._writing, self.committer.lock:
+            async with self._writing, self.cutting.committer.lock:
                 await self.service.forget_session(self)
                 self.gone.set()
                 try:
-                    await delete_all(self.service.store, self.committer.prefix)
+                    await delete_all(self.service.store, self.cutting.committer.prefix)
                 except DCNRError as error:
                     left = error.message
         except DCNRError as error:
             problem = error
         except Exception as error:
-            text, hint = _defect(error)
+            text, hint = defect(error)
             problem = DCNRError(text, hint=hint)
             raise
         finally:
@@ -342,12 +232,8 @@ class SessionDriver:
             self._stir()
 
     async def close(self) -> None:
-        """Store what is not stored yet."""
+        """Store what is not stored yet, if that can be done soon."""
         if self._latest:
-            with contextlib.suppress(DCNRError):
-                await self._write(0)
-
-
-def _defect(error: Exception) -> tuple[str, str]:
-    """Text and hint of what nobody foresaw: whoever waits has to hear of it now, not at a deadline."""
-    return f"{type(error).__name__}: {error}", "this is a defect of DCNR: please report it, with the orchestrator's log"
+            with contextlib.suppress(DCNRError, TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._write()

@@ -58,6 +58,15 @@ class EventLog:
         start = bisect_right(self._events, seq, key=lambda event: event.seq)
         return self._events[start : start + max(1, limit)]
 
+    def last_step(self) -> int:
+        """The newest step reported since the last placement, 0 if there is none."""
+        newest = 0
+        for event in reversed(self._events):
+            if event.kind == "placement":
+                break
+            newest = max([newest, *(report.step for report in event.steps)])
+        return newest
+
     def unsaved(self) -> tuple[bool, list[SessionEvent]]:
         """What was not stored yet: (True, all events) after thinning, else (False, the new ones). Forgets them."""
         rewritten, self._rewritten = self._rewritten, False

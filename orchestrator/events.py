@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from wire.messages import Message, StepReport
+from wire.messages import Message, SessionBeat, StepReport
 
 # ------------------------------------------------------------------------------------------------ events
 
@@ -22,8 +22,15 @@ class Acted:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """A client asks to have a deployed session moved to that placement, at a cut of its own."""
+
+    placement: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Placed:
-    """Where the VNodes go, and the checkpoint that they start from. `step_s`: predicted; 0: unknown."""
+    """Where the VNodes go, and the checkpoint that they start from, with its hash. `step_s`: predicted; 0: unknown."""
 
     placement: Mapping[str, str]
     incarnations: Mapping[str, int]
@@ -32,14 +39,20 @@ class Placed:
     reasons: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     step_s: float = 0.0
+    hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class NotPlaced:
-    """There is no placement, or the checkpoint could not be read."""
+    """There is no placement, or the checkpoint could not be read. `who` has to change for it to be otherwise.
+
+    `final`: trying again gives the same.
+    """
 
     text: str
     hint: str = ""
+    who: str = "PNodes"
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +64,11 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class NotRecorded:
-    """The new epoch could not be made durable."""
+    """The new epoch could not be made durable. `epoch`: the store has that one already, by a former orchestrator."""
 
     text: str
     hint: str = ""
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +80,13 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """A `Send` was refused, or not answered in time."""
+    """A `Send` was refused, with a `code`; or not answered in time, without one."""
 
     key: str
     who: str
     text: str
     hint: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +108,23 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class RunBroke:
-    """A PNode can't go on."""
+    """A PNode can't go on. `cause`: as in `RunFailed`."""
 
     pnode: str
     epoch: int
     vnode: str
     text: str
     hint: str
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A member's report: what it says about this session, None if the session isn't there."""
+
+    pnode: str
+    incarnation: int
+    beat: SessionBeat | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +149,7 @@ class Committed:
 class CommitFailed:
     """The cut at `step` could not be made the head."""
 
+    epoch: int
     step: int
     text: str
     hint: str = ""
@@ -147,13 +173,37 @@ class MemberLost:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberJoined:
+    """A PNode is a member under this incarnation, which is durable."""
+
+    pnode: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """This orchestrator found the session in the store. `logged`: the newest step of its epoch in the event log."""
+
+    logged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """What is committed, as the store has it. `problem`: why nothing that is deployed can be gone on with."""
+
+    step: int
+    hash: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time passed."""
 
 
 Event = (
-    Acted | Placed | NotPlaced | Recorded | NotRecorded | Answered | Denied | Reported | Held | RunBroke | PartsArrived
-    | Committed | CommitFailed | NotDeleted | MemberLost | Ticked
+    Acted | Move | Placed | NotPlaced | Recorded | NotRecorded | Answered | Denied | Reported | Held | RunBroke | Beat
+    | PartsArrived | Committed | CommitFailed | NotDeleted | MemberLost | MemberJoined | TakenOver | Surveyed | Ticked
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -171,10 +221,22 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Find a placement and the checkpoint to start from; then `Placed` or `NotPlaced`."""
+    """Find a placement and the checkpoint to start from; then `Placed` or `NotPlaced`.
+
+    `keep`: where VNodes are now; they stay there if that PNode still lives as the process it was (`incarnations`).
+    `yielding`: what was asked for (`pnodes`, `placement`) may be fallen short of.
+    """
 
     pnodes: int
     placement: dict[str, str]
+    keep: dict[str, str] = field(default_factory=dict)
+    incarnations: dict[str, int] = field(default_factory=dict)
+    yielding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Find out what is committed; then `Surveyed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +248,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Ask a PNode, again under the same id until `limit_s` is over; then `Answered` or `Denied`. None: Prepare."""
+    """Ask a PNode, again under the same id until `limit_s` is over; then `Answered` or `Denied`. None: Prepare.
+
+    There is a wait of the same key; once there is none the answer is of no use any more.
+    """
 
     key: str
     pnode: str
@@ -225,4 +290,4 @@ class Delete:
     """Delete all that the session stored, and forget it."""
 
 
-Command = Place | Record | Send | Tell | Log | Commit | Delete
+Command = Place | Survey | Record | Send | Tell | Log | Commit | Delete

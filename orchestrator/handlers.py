@@ -11,15 +11,16 @@ import ipaddress
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import msgspec
 
-from orchestrator import events, views
+from orchestrator import events, plans, views
 from orchestrator.driver import SessionDriver
 from orchestrator.lifecycle import RESUMABLE
-from orchestrator.placement import plan
 from orchestrator.records import NetworkRecord, SessionRecord
 from orchestrator.sweep import sweep
+from orchestrator.truth import SupersededError
 from storage.keys import DIGEST, check_id, network_prefix
 from storage.retention import delete_all
 from wire import messages
@@ -47,7 +48,7 @@ class Handlers:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._answers: dict[type[Message], Callable[[Any, Sequence[Frame]], Awaitable[object]]] = {
             messages.AskCluster: self._ask_cluster,
             messages.ListPNodes: self._list_pnodes,
@@ -57,6 +58,7 @@ class Handlers:
             messages.PlanNetwork: self._plan_network,
             messages.CreateSession: self._create_session,
             messages.ActOnSession: self._act_on_session,
+            messages.Rebalance: self._rebalance,
             messages.WatchSession: self._watch_session,
             messages.AskDeployment: self._ask_deployment,
             messages.InspectSession: self._inspect_session,
@@ -82,6 +84,9 @@ class Handlers:
         service = self._service
         try:
             body = await answer
+        except SupersededError as error:
+            service.superseded(error)
+            service.answer_refused(sender, request_id, "superseded", error.message, error.hint)
         except DCNRError as error:
             code = getattr(error, "code", "") or _code(error)
             service.answer_refused(sender, request_id, str(code), error.message, error.hint)
@@ -169,11 +174,10 @@ class Handlers:
         record = self._service.networks.get(message.network)
         if record is None:
             raise self._unknown(message.network)
-        listed = await self._service.catalog.get(record.digest)
-        machines, cores = self._service.machines()
-        return views.plan(
-            await asyncio.to_thread(plan, listed.work, machines, pnodes=max(0, message.pnodes), cores=cores)
-        )
+        return await plans.plan_network(self._service, record, message.pnodes)
+
+    async def _rebalance(self, message: messages.Rebalance, frames: Sequence[Frame]) -> object:
+        return await plans.rebalance(self._service, self._session(message.session), apply=message.apply)
 
     # ------------------------------------------------------------ networks
 
@@ -344,7 +348,11 @@ class Handlers:
         return NotFoundHereError(f"there is no network or session {name[:80]!r}", hint=hint)
 
     def _lock(self, name: str) -> asyncio.Lock:
-        return self._locks.setdefault(name, asyncio.Lock())
+        """The lock of that name; it is there for as long as somebody holds it or waits for it."""
+        lock = self._locks.get(name)
+        if lock is None:
+            lock = self._locks[name] = asyncio.Lock()
+        return lock
 
 
 class _Refusal(DCNRError):

@@ -1,4 +1,4 @@
-"""The driver of membership: carries out what `membership` decides, and tells the sessions who is lost."""
+"""The driver of membership: carries out what `membership` decides, and tells the sessions who came and who is lost."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from orchestrator import events, membership
 from orchestrator.lifecycle import Stage
-from orchestrator.truth import SupersededError
+from orchestrator.records import INCARNATIONS_KEY, IncarnationRecord
+from orchestrator.truth import OvertakenError, SupersededError
+from storage.sealed import unseal
 from wire.errors import DCNRError, UnreachableError
-from wire.messages import Heartbeat, InspectRun, Registered, Release
+from wire.messages import Heartbeat, InspectRun, Registered, Release, SessionBeat
 from wire.requests import RefusedError
 
 if TYPE_CHECKING:
@@ -27,10 +29,15 @@ class Members:
         self._service = service
         self._granting = asyncio.Lock()
         self._released: dict[tuple[str, str, int], float] = {}
+        self.changed = asyncio.Event()
+        """Set, and replaced by another, whenever a member's state may have changed."""
 
     def carry(self, commands: Sequence[membership.Command]) -> None:
         """Carry out what membership asks for, in order."""
         service = self._service
+        if commands:
+            changed, self.changed = self.changed, asyncio.Event()
+            changed.set()
         for command in commands:
             match command:
                 case membership.Grant():
@@ -51,41 +58,70 @@ class Members:
                 case membership.Note(text=text):
                     service.logger.warning(text)
 
-    def release_strays(self, message: Heartbeat) -> None:
-        """Tell a PNode that still holds a deployment which is over. (A take-over of its run would begin here.)"""
+    def report(self, message: Heartbeat, member: membership.Member) -> None:
+        """Hand a member's report to the sessions that it concerns, and have it release what is over."""
         service = self._service
+        said = {beat.session: beat for beat in message.sessions}
+        for name, driver in list(service.sessions.items()):
+            if driver.session.listens_to(member.id):
+                driver.feed(events.Beat(member.id, member.incarnation, said.get(name)))
         for beat in message.sessions:
-            driver = service.sessions.get(beat.session)
-            session = driver.session if driver is not None else None
-            if session is not None and session.stage is not Stage.DOWN and beat.epoch >= session.record.epoch:
+            if not self._is_over(beat):
                 continue
-            key, now = (message.pnode, beat.session, beat.epoch), service.now()
+            key, now = (member.id, beat.session, beat.epoch), service.now()
             if self._released.get(key, -STRAY_S) < now - STRAY_S:
                 if len(self._released) >= MAX_RELEASED:
                     self._released.clear()
                 self._released[key] = now
                 release = Release(service.new_id(), beat.session, beat.epoch, service.term)
-                service.tell(message.pnode, release, limit_s=STRAY_S)
+                service.tell(member.id, release, limit_s=STRAY_S)
+
+    def _is_over(self, beat: SessionBeat) -> bool:
+        """Whether nobody will go on from what that PNode holds; never while a session is being placed or adopted."""
+        driver = self._service.sessions.get(beat.session)
+        if driver is None:
+            return True
+        session = driver.session
+        if session.stage is Stage.UP:
+            return beat.epoch < session.record.epoch
+        return session.stage is Stage.DOWN
 
     async def _grant(self, command: membership.Grant) -> None:
-        """Make the incarnation durable, then let the PNode know it."""
+        """Make the incarnation durable, then let the PNode know it, then the sessions.
+
+        While the store is away nothing is answered: the PNode asks again, and the next try is that question's.
+        """
         service = self._service
-        if command.fresh:
-            async with self._granting:
-                try:
-                    await service.truth.put_incarnations(service.membership.granted)
-                except SupersededError as error:
-                    service.superseded(error)
-                    return
-                except DCNRError as error:
-                    service.answer_refused(command.peer, command.request_id, "store", error.message, error.hint)
-                    return
-            self._index(command.pnode)
+        async with self._granting:
+            member = service.membership.find(command.pnode)
+            fresh = member is not None and member.incarnation == command.incarnation and not member.granted
+            if fresh and not await self._made_durable():
+                return
         lease_s = service.membership.lease_s
         report_s = min(membership.REPORT_EVERY_S, lease_s / 5)
         url, cluster = service.store.url, service.truth.term.cluster
         answer = Registered(command.request_id, command.incarnation, service.term, lease_s, report_s, url, cluster)
         service.send(command.peer, answer)
+        if fresh:
+            self._index(command.pnode)
+            service.membership.confirmed(command.pnode, command.incarnation)
+            for driver in list(service.sessions.values()):
+                driver.feed(events.MemberJoined(command.pnode, command.incarnation))
+
+    async def _made_durable(self) -> bool:
+        service = self._service
+        try:
+            await service.truth.put_incarnations(service.membership.granted)
+        except SupersededError as error:
+            service.superseded(error)
+        except OvertakenError as error:
+            found = unseal(error.data, IncarnationRecord, key=INCARNATIONS_KEY)
+            service.membership.merge(found.granted)
+        except DCNRError as error:
+            service.logger.warning("incarnations not stored", error=str(error))
+        else:
+            return True
+        return False
 
     def _index(self, pnode: str) -> None:
         member = self._service.membership.find(pnode)
@@ -99,7 +135,7 @@ class Members:
         service = self._service
         question = InspectRun(service.new_id(), "probe", 0)
         try:
-            await service.bus.ask(command.peer, question, timeout_s=membership.PROBE_S)
+            await service.bus.ask(command.peer, question, timeout_s=command.limit_s)
         except RefusedError:
             pass
         except UnreachableError:

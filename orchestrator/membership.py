@@ -3,8 +3,8 @@
 States of a member:
 
     alive    registered, and a sign of life within the lease
-    suspect  no sign for a lease; a probe is out, nothing is taken from it yet
-    lost     no sign for a lease and a grace, its process was replaced, or the bus gave it up: final
+    suspect  no sign for a lease, or a peer can't reach it; a probe is out, nothing is taken from it yet
+    lost     it did not answer the probe, its process was replaced, or the bus gave it up: final
     gone     it said goodbye: final
 
 Rules:
@@ -13,7 +13,9 @@ Rules:
   the PNode hears of it. The same process (boot) that registers again keeps its incarnation.
 - One id, one holder. A second claim to a held id has the holder probed: an answer within `PROBE_S`, and the newcomer
   is refused; silence, and the newcomer takes over.
-- While bytes flow from a member (`flows`), it is not lost: a loop that is busy sending is not dead.
+- While bytes flow from a member (`flows`), as other PNodes report or the bus sees, it is not lost: a loop that is busy
+  sending is not dead. It's probed again and again.
+- A member whose compute thread died or hangs is alive but not healthy: it gets no VNodes. A new incarnation is healthy.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from wire.messages import Goodbye, Heartbeat, PeerRef, Profile, Register, Sessio
 
 LEASE_S = 10.0
 PROBE_S = 1.0
+"""For an answer of a holder whose id is claimed; a suspect has a fifth of the lease, if that is more."""
 REPORT_EVERY_S = 2.0
 MAX_PNODES = 4096
 
@@ -67,8 +70,12 @@ class Member:
     loop_lag_s: float = 0.0
     compute: str = "idle"
     compute_s: float = 0.0
-    flowed: float = 0.0
-    """When bytes last arrived from it, as the bus sees it."""
+    flowed: float = float("-inf")
+    """When bytes last arrived from it, at whoever."""
+    health: str = ""
+    """Why it gets no VNodes, "" if it may."""
+    granted: bool = False
+    """Its incarnation is durable and it was told."""
 
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -98,10 +105,11 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask this process for any answer within `PROBE_S`; then `answered` or `silent` with the same peer."""
+    """Ask this process for any answer within `limit_s`; then `answered` or `silent` with the same peer."""
 
     pnode: str
     peer: PeerRef
+    limit_s: float = PROBE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +154,7 @@ class Membership:
 
     def __init__(self, *, lease_s: float = LEASE_S, granted: Mapping[str, int] | None = None) -> None:
         self.lease_s = lease_s
-        self.grace_s = lease_s / 2
+        self.probe_s = max(PROBE_S, lease_s / 5)
         self.members: dict[str, Member] = {}
         self._granted = dict(granted or {})
         self._claims: dict[str, _Claim] = {}
@@ -155,8 +163,12 @@ class Membership:
     # ------------------------------------------------------------ questions
 
     def living(self) -> list[Member]:
-        """Members that may be given work, by id."""
+        """Members that are alive, by id."""
         return [self.members[name] for name in sorted(self.members) if self.members[name].state is State.ALIVE]
+
+    def usable(self) -> list[Member]:
+        """Members that may be given VNodes, by id."""
+        return [member for member in self.living() if member.granted and not member.health]
 
     def find(self, pnode: str) -> Member | None:
         """The newest incarnation of that PNode."""
@@ -185,7 +197,7 @@ class Membership:
             if member.state is State.ALIVE:
                 times.append(member.seen + self.lease_s)
             elif member.state is State.SUSPECT:
-                times.append(max(member.seen + self.lease_s + self.grace_s, member.flowed + self.lease_s))
+                times.append(self._probing.get(member.id, float("-inf")) + 2 * self.probe_s)
         return min(times, default=float("inf"))
 
     # ------------------------------------------------------------ events
@@ -216,6 +228,10 @@ class Membership:
         member.sessions = list(message.sessions)
         member.rss_bytes, member.loop_lag_s = message.rss_bytes, message.loop_lag_s
         member.compute, member.compute_s = message.compute, message.compute_s
+        for peer in message.heard:
+            self.flows(peer, now)
+        if message.compute == "dead":
+            commands += self.unhealthy(sender, "its compute thread is dead")
         return True, commands
 
     def heard(self, sender: PeerRef, now: float) -> list[Command]:
@@ -223,10 +239,45 @@ class Membership:
         member = self.by_peer(sender)
         return self._sign(member, now) if member is not None else []
 
-    def flows(self, pnode: str, now: float) -> None:
-        """Bytes arrived from that member, though no whole message did."""
-        if (member := self.members.get(pnode)) is not None:
+    def flows(self, peer: PeerRef, now: float) -> None:
+        """Bytes arrived from that process, here or at another PNode, though it did not report."""
+        if (member := self.current(peer.id, peer)) is not None:
             member.flowed = max(member.flowed, now)
+
+    def unhealthy(self, sender: PeerRef, why: str) -> list[Command]:
+        """A member can't compute any more."""
+        member = self.by_peer(sender)
+        if member is None or member.health:
+            return []
+        member.health = why
+        return [Note(f"{member.id} gets no VNodes until it is restarted: {why}")]
+
+    def doubt(self, pnode: str, incarnation: int, why: str, now: float) -> list[Command]:
+        """A peer can't reach that member. It's a suspect, and has to answer."""
+        member = self.members.get(pnode)
+        if member is None or member.incarnation != incarnation or member.state is not State.ALIVE:
+            return []
+        _move(member, State.SUSPECT)
+        return [Note(f"{pnode} is suspected: {why}"), *self._probe(member, now, self.probe_s)]
+
+    def excuse(self, now: float) -> None:
+        """This process stood still: what was not heard meanwhile is held against nobody."""
+        for member in self.members.values():
+            if member.state in LIVING:
+                member.seen = max(member.seen, now)
+        for pnode in self._probing:
+            self._probing[pnode] = now
+
+    def confirmed(self, pnode: str, incarnation: int) -> None:
+        """That incarnation is durable."""
+        member = self.members.get(pnode)
+        if member is not None and member.incarnation == incarnation:
+            member.granted = True
+
+    def merge(self, granted: Mapping[str, int]) -> None:
+        """Another orchestrator granted these before."""
+        for pnode, incarnation in granted.items():
+            self._granted[pnode] = max(incarnation, self._granted.get(pnode, 0))
 
     def left(self, message: Goodbye, sender: PeerRef, now: float, wall: float) -> list[Command]:
         """A member ends in good order."""
@@ -257,12 +308,19 @@ class Membership:
         return commands
 
     def silent(self, pnode: str, peer: PeerRef, now: float, wall: float) -> list[Command]:
-        """The probed process did not answer in time. It loses its id only if somebody else claims it."""
-        self._probing.pop(pnode, None)
+        """The probed process did not answer in time: if its id is claimed or it is a suspect, it's lost."""
+        probed = self._probing.pop(pnode, now)
         member = self.current(pnode, peer)
-        if member is None or pnode not in self._claims:
+        if member is None:
             return self._decide(pnode, now, wall)
-        reason = f"it did not answer within {PROBE_S:.0f} s, and {_address(self._claims[pnode].peer)} claims its id"
+        if pnode in self._claims:
+            reason = f"it did not answer within {PROBE_S:.0f} s, and {_address(self._claims[pnode].peer)} claims its id"
+        elif member.state is not State.SUSPECT:
+            return []
+        elif now - member.flowed < self.lease_s / 2:
+            return self._probe(member, now, self.probe_s)
+        else:
+            reason = self._silence(member, now, now - probed)
         return [*self._end(member, State.LOST, reason), *self._decide(pnode, now, wall)]
 
     def tick(self, now: float, wall: float) -> list[Command]:
@@ -276,12 +334,13 @@ class Membership:
             if member.state is State.ALIVE and quiet >= self.lease_s:
                 _move(member, State.SUSPECT)
                 commands.append(Note(f"{member.id} is suspected: no sign of life for {quiet:.0f} s"))
-                commands += self._probe(member, now)
-            elif member.state is State.SUSPECT and quiet >= self.lease_s + self.grace_s:
-                if now - member.flowed < self.lease_s:
-                    continue
-                commands += self._end(member, State.LOST, f"no sign of life for {quiet:.0f} s")
-                commands += self._decide(member.id, now, wall)
+                commands += self._probe(member, now, self.probe_s)
+            elif member.state is State.SUSPECT:
+                probed = self._probing.get(member.id)
+                if probed is None:
+                    commands += self._probe(member, now, self.probe_s)
+                elif now >= probed + 2 * self.probe_s:  # nobody told what came of it
+                    commands += self.silent(member.id, member.peer, now, wall)
         return commands
 
     # ------------------------------------------------------------ inside
@@ -295,13 +354,25 @@ class Membership:
             return [Refuse(message.request_id, peer, "held", text, "choose another --name")]
         deadline = waiting.deadline if waiting is not None else now + 2 * PROBE_S
         self._claims[message.pnode] = _Claim(message, peer, deadline)
-        return self._probe(holder, now)
+        return self._probe(holder, now, PROBE_S)
 
-    def _probe(self, member: Member, now: float) -> list[Command]:
-        if self._probing.get(member.id, -1e9) > now - PROBE_S:
+    def _probe(self, member: Member, now: float, limit_s: float) -> list[Command]:
+        if self._probing.get(member.id, float("-inf")) > now - limit_s:
             return []
         self._probing[member.id] = now
-        return [Probe(member.id, member.peer)]
+        return [Probe(member.id, member.peer, limit_s)]
+
+    def _silence(self, member: Member, now: float, probed_s: float) -> str:
+        """Why a suspect is lost: what is known of it, so that a stalled loop is told from a dead process."""
+        last = f"its last report was {now - member.seen:.0f} s ago"
+        if member.loop_lag_s >= 1:
+            last += f", its event loop {member.loop_lag_s:.1f} s behind"
+        if member.compute != "idle":
+            last += f", its compute thread {member.compute} for {member.compute_s:.0f} s"
+        return (
+            f"no sign of life for {now - member.seen:.0f} s, nor an answer to a probe within {probed_s:.0f} s "
+            f"({last}): its process ended or stands still, or its network is cut"
+        )
 
     def _decide(self, pnode: str, now: float, wall: float) -> list[Command]:
         """The id is free: whoever waits for it gets it."""
@@ -329,6 +400,7 @@ class Membership:
         member.seen = max(member.seen, now)
         if member.state is State.SUSPECT:
             _move(member, State.ALIVE)
+            self._probing.pop(member.id, None)
             return [Note(f"{member.id} is alive again")]
         return []
 

@@ -155,8 +155,8 @@ def hand_placed(
 ) -> Plan:
     """The plan for a placement given by hand. Raises as `check_placement`, and `NothingFitsError`."""
     whole = check_placement(work, machines, placement)
-    found = _finish(work, machines, whole, ["placed by hand"], (0.0, False, 0.0), cores)
-    if lacking := _lacking(machines, found.forecast.memory_bytes):
+    found = planned(work, machines, whole, ["placed by hand"], cores)
+    if lacking := why_it_does_not_fit(machines, found.forecast.memory_bytes):
         raise NothingFitsError(f"{work.graph.name} does not fit: {'; '.join(lacking)}")
     return found
 
@@ -215,10 +215,10 @@ def _placed(work: Work, segments: Segments, cuts: Cuts) -> dict[NodeId, str]:
 
 
 def _fits(work: Work, machines: Sequence[Machine], placement: Mapping[NodeId, str], in_flight: int) -> bool:
-    return not _lacking(machines, _needs(work, placement, in_flight))
+    return not why_it_does_not_fit(machines, memory_needs(work, placement, in_flight))
 
 
-def _needs(work: Work, placement: Mapping[NodeId, str], in_flight: int) -> dict[str, int]:
+def memory_needs(work: Work, placement: Mapping[NodeId, str], in_flight: int) -> dict[str, int]:
     """Memory that each machine needs."""
     found: dict[str, int] = {}
     for place, node in enumerate(work.nodes):
@@ -231,7 +231,7 @@ def _needs(work: Work, placement: Mapping[NodeId, str], in_flight: int) -> dict[
     return found
 
 
-def _lacking(machines: Sequence[Machine], needs: Mapping[str, int]) -> list[str]:
+def why_it_does_not_fit(machines: Sequence[Machine], needs: Mapping[str, int]) -> list[str]:
     """For each machine that can't hold its share, a phrase saying what it lacks."""
     room = {machine.id: machine.memory_bytes for machine in machines}
     return [
@@ -272,7 +272,7 @@ def _nothing_fits(work: Work, machines: Sequence[Machine], in_flight: int, pnode
     for place, pin in enumerate(work.pins):
         if pin is not None:
             pinned[pin] = pinned.get(pin, 0) + work.static_bytes[place] + in_flight * work.stash_bytes[place]
-    if lacking := _lacking(machines, pinned):
+    if lacking := why_it_does_not_fit(machines, pinned):
         return NothingFitsError(f"{work.graph.name} does not fit: with its pins, {'; '.join(lacking)}")
     total = sum(work.static_bytes) + in_flight * sum(work.stash_bytes)
     room = sum(sorted((machine.memory_bytes for machine in machines), reverse=True)[: pnodes or len(machines)])
@@ -294,6 +294,14 @@ def _nothing_fits(work: Work, machines: Sequence[Machine], in_flight: int, pnode
     )
 
 
+def planned(
+    work: Work, machines: Sequence[Machine], placement: dict[NodeId, str], reasons: list[str],
+    cores: Mapping[str, int] | None = None,
+) -> Plan:  # fmt: skip
+    """The plan of any placement that is given, with its forecast and the sentences that explain it."""
+    return _finish(work, machines, placement, reasons, (0.0, False, 0.0), cores)
+
+
 def _finish(
     work: Work,
     machines: Sequence[Machine],
@@ -302,7 +310,6 @@ def _finish(
     figures: tuple[float, bool, float],
     cores: Mapping[str, int] | None,
 ) -> Plan:
-    """The plan of a placement with its forecast and the sentences that explain it."""
     result = forecast(placement, work, machines, cores=cores)
     time_s, exact, gap = figures
     reasons = [*reasons, *_sentences(work, machines, placement, result)]

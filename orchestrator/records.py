@@ -62,13 +62,16 @@ class SessionRecord(msgspec.Struct, forbid_unknown_fields=True):
     loss_pnode: str = ""
     start_step: int = 0
     recoveries: int = 0
+    term: int = 0
+    """Of the orchestrator that wrote it: a new one writes each record at once, so that the former one's writes fail."""
     version: int = 1
 
 
 class IncarnationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The highest incarnation granted, by PNode."""
+    """The highest incarnation granted, by PNode, and the term of who wrote it."""
 
     granted: dict[str, int]
+    term: int = 0
     version: int = 1
 
 

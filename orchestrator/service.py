@@ -1,14 +1,14 @@
 """The running orchestrator: bus, store, registry, membership and sessions joined; decisions are made elsewhere.
 
 Everything happens in one event loop. A task that fails unexpectedly is logged and ends alone. `run` ends in good order
-after `stop`; then sessions that ran are found interrupted at the next start.
+after `stop`, and PNodes go on without it; the next one takes their runs over.
+
+Whether it still is the orchestrator is `vigil`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -22,14 +22,14 @@ from orchestrator.catalog import Catalog
 from orchestrator.driver import SessionDriver
 from orchestrator.eventlog import EventLog
 from orchestrator.handlers import Handlers
-from orchestrator.lifecycle import ACTIVE, Stage
+from orchestrator.lifecycle import ACTIVE, RECOVER_S, Limits, State
 from orchestrator.members import Members
 from orchestrator.membership import Membership
 from orchestrator.records import NetworkRecord, SessionRecord
 from orchestrator.registry import Registry
 from orchestrator.sessions import Session
 from orchestrator.truth import SupersededError, Truth
-from orchestrator.work import Machine
+from orchestrator.vigil import Vigil
 from storage.store import Store, StoreError, StoreUnavailableError
 from wire.bus import Bus, Frame
 from wire.errors import DCNRError
@@ -52,8 +52,9 @@ from wire.messages import (
 
 TICK_S = 0.25
 FLUSH_S = 1.0
-WATCH_TERM_S = 30.0
 STOP_S = 5.0
+ADOPT_S = 5.0
+"""Beyond two leases: for PNodes to find a new orchestrator and report to it."""
 
 
 class Service:
@@ -67,6 +68,7 @@ class Service:
         logger: structlog.typing.FilteringBoundLogger,
         *,
         lease_s: float = membership.LEASE_S,
+        recover_s: float = RECOVER_S,
         version: str = "",
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -85,6 +87,7 @@ class Service:
         self.networks: dict[str, NetworkRecord] = {}
         self.sessions: dict[str, SessionDriver] = {}
         self.membership = Membership(lease_s=lease_s)
+        self.limits = Limits(2 * lease_s + ADOPT_S, recover_s)
         self.registry: Registry
         self.last_epochs: dict[str, int] = {}
         self._home = home
@@ -92,6 +95,7 @@ class Service:
         self._durable: set[asyncio.Task[Any]] = set()
         self._stopping = asyncio.Event()
         self._error: DCNRError | None = None
+        self.vigil = Vigil(self, gap_s=max(2 * TICK_S, min(2.0, lease_s / 5)))
         self.members = Members(self)
         self._handlers = Handlers(self)
 
@@ -118,6 +122,7 @@ class Service:
             task.add_done_callback(self._durable.discard)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # cancelled before it began, it would never be awaited
         return task
 
     async def _guard(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -125,6 +130,11 @@ class Service:
             await work
         except Exception as error:
             self.logger.exception("task failed", task=name, error=str(error))
+
+    @property
+    def ending(self) -> bool:
+        """It was told to stop, or was superseded."""
+        return self._stopping.is_set()
 
     def stop(self) -> None:
         """End in good order."""
@@ -139,15 +149,18 @@ class Service:
     # ------------------------------------------------------------ life
 
     async def open(self) -> None:
-        """Take over the store and load what is in it; the bus is started last, so that nobody is answered too early.
+        """Take over the store and what is in it. Raises `DCNRError` (store, address).
 
-        Raises `DCNRError` (store, address).
+        The bus is started first, for the term names its addresses; what arrives meanwhile is held back.
         """
         try:
             await self.store.probe()
         except StoreError as error:
             raise StoreUnavailableError(f"the store can't be used: {error.message}", hint=error.hint) from error
-        term = await self.truth.raise_term()
+        self.bus.on_message(self._on_message)
+        self.bus.on_loss(self._on_loss)
+        await self.bus.start()
+        term = await self.truth.raise_term(self.bus.me)
         granted = await self.truth.incarnations()
         self.last_epochs = await self.truth.epochs()
         self.registry = Registry(self._home / "registry.sqlite", term.cluster)
@@ -155,6 +168,10 @@ class Service:
             granted[pnode] = max(incarnation, granted.get(pnode, 0))
         self.membership = Membership(lease_s=self.membership.lease_s, granted=granted)
         networks, sessions = await self.truth.networks(), await self.truth.sessions()
+        sessions = [
+            await self.truth.claim(record) if record.placement or State(record.state) in ACTIVE else record
+            for record in sessions
+        ]
         if self.registry.damaged:
             self.logger.warning("registry rebuilt from the store", damaged=self.registry.damaged)
         elif self.registry.fresh and networks:
@@ -162,28 +179,22 @@ class Service:
         self.registry.rebuild(networks, sessions)
         self.networks = {record.network: record for record in networks}
         for record in sessions:
-            self._restore(record)
-        self.bus.on_message(self._on_message)
-        self.bus.on_loss(self._on_loss)
-        await self.bus.start()
+            session = Session(record, term=self.term, new_id=self.new_id, limits=self.limits)
+            log = EventLog(self.registry.events(record.session))
+            self.sessions[record.session] = SessionDriver(self, session, log)
+        self.vigil.go_on()
+        for driver in list(self.sessions.values()):
+            driver.feed(events.TakenOver(driver.log.last_step()))
         self.logger.info(
             "ready", address=self.bus.me.addresses, term=self.term, cluster=term.cluster, networks=len(networks),
             sessions=len(sessions),
         )  # fmt: skip
 
-    def _restore(self, record: SessionRecord) -> None:
-        was = record.state
-        session = Session(record, term=self.term, new_id=self.new_id, restored=True)
-        driver = SessionDriver(self, session, EventLog(self.registry.events(record.session)))
-        self.sessions[record.session] = driver
-        if record.state != was:
-            driver.restored()
-
     async def run(self) -> None:
         """Live until `stop`. Raises `SupersededError` if another orchestrator took over."""
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(part) for part in (self._tick(), self._flush(), self._watch_term())]
+                tasks = [group.create_task(part) for part in (self._tick(), self._flush(), self.vigil.watch())]
                 await self._stopping.wait()
                 for task in tasks:
                     task.cancel()
@@ -209,7 +220,9 @@ class Service:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            now = self.now()
+            if not self.vigil.awake():
+                continue
+            now = self.vigil.stirred = self.now()
             if now >= self.membership.next_deadline():
                 self.members.carry(self.membership.tick(now, self.wall()))
             for driver in list(self.sessions.values()):
@@ -235,29 +248,18 @@ class Service:
             self.logger.warning("registry not written", problem=self.registry.problem, failed=self.registry.failed)
             self.registry.problem = ""
 
-    async def _watch_term(self) -> None:
-        while True:
-            await asyncio.sleep(WATCH_TERM_S)
-            try:
-                await self.truth.still_mine()
-            except SupersededError as error:
-                self.superseded(error)
-            except DCNRError as error:
-                self.logger.warning("store not reachable", error=str(error))
-
     # ------------------------------------------------------------ messages
 
     def _on_message(self, sender: PeerRef, message: Message, frames: Sequence[Frame]) -> None:
+        if not self.vigil.awake():
+            self.vigil.hold_back(lambda: self._on_message(sender, message, frames))
+            return
         now = self.now()
         match message:
             case Register():
                 self.members.carry(self.membership.register(message, sender, now, self.wall()))
             case Heartbeat():
-                known, commands = self.membership.beat(message, sender, now)
-                self.members.carry(commands)
-                self.send(sender, HeartbeatAck(message.incarnation, self.term, known))
-                if known:
-                    self.members.release_strays(message)
+                self._beat(sender, message, now)
             case Goodbye():
                 self.members.carry(self.membership.left(message, sender, now, self.wall()))
             case Progress() | PartsSaved() | RunHeld() | RunFailed():
@@ -265,6 +267,18 @@ class Service:
                 self._report(sender, message, frames)
             case _:
                 self._handlers.take(sender, message, frames)
+
+    def _beat(self, sender: PeerRef, message: Heartbeat, now: float) -> None:
+        if message.term > self.term:
+            self.logger.warning("a PNode knows a higher term", pnode=message.pnode, term=message.term)
+            self.vigil.doubt()
+            return
+        known, commands = self.membership.beat(message, sender, now)
+        self.members.carry(commands)
+        self.send(sender, HeartbeatAck(message.incarnation, self.term, known))
+        member = self.membership.by_peer(sender)
+        if known and member is not None:
+            self.members.report(message, member)
 
     def _report(
         self, sender: PeerRef, message: Progress | PartsSaved | RunHeld | RunFailed, frames: Sequence[Frame]
@@ -280,16 +294,31 @@ class Service:
             case RunHeld():
                 driver.feed(events.Held(message.pnode, message.epoch, message.step))
             case RunFailed():
-                driver.feed(events.RunBroke(message.pnode, message.epoch, message.vnode, message.text, message.hint))
+                self._run_failed(driver, sender, message)
             case PartsSaved():
                 try:
                     parts = msgspec.msgpack.decode(frames[0], type=list[Part]) if frames else []
                 except msgspec.MsgspecError as error:
                     driver.note("warning", f"{message.pnode} told unreadable parts of step {message.step}: {error}")
                     return
-                driver.parts_saved(message, parts)
+                driver.cutting.parts_saved(message, parts)
+
+    def _run_failed(self, driver: SessionDriver, sender: PeerRef, message: RunFailed) -> None:
+        """A run broke; first what it says about PNodes, so that the placement that follows knows of it."""
+        if message.cause == "compute":
+            self.members.carry(self.membership.unhealthy(sender, message.text))
+        deployment = driver.session.deployment
+        if message.peer and deployment is not None:
+            why = f"{message.pnode} can't reach it"
+            incarnation = deployment.incarnations.get(message.peer, 0)
+            self.members.carry(self.membership.doubt(message.peer, incarnation, why, self.now()))
+        text, hint = message.text, message.hint
+        driver.feed(events.RunBroke(message.pnode, message.epoch, message.vnode, text, hint, message.cause))
 
     def _on_loss(self, peer: PeerRef, reason: str) -> None:
+        if not self.vigil.awake():
+            self.vigil.hold_back(lambda: self._on_loss(peer, reason))
+            return
         self.members.carry(self.membership.lost_peer(peer, reason, self.now(), self.wall()))
 
     def send(self, to: PeerRef, message: Message, frames: Sequence[bytes] = ()) -> None:
@@ -326,39 +355,10 @@ class Service:
         except DCNRError as error:
             self.logger.info("not answered", to=peer.id, kind=type(message).__name__, error=str(error))
 
-    def machines(self, but: str = "") -> tuple[list[Machine], dict[str, int]]:
-        """Living PNodes as placement sees them: less the memory and speed that other sessions use; cores by host."""
-        held: dict[str, int] = {}
-        busy: dict[str, int] = {}
-        for name, driver in self.sessions.items():
-            if name == but or driver.session.stage is Stage.DOWN:
-                continue
-            for pnode in driver.session.pnodes:
-                held[pnode] = held.get(pnode, 0) + driver.memory_bytes.get(pnode, 0)
-                busy[pnode] = busy.get(pnode, 0) + (driver.session.state in ACTIVE)
-        found = []
-        threads: dict[str, int] = {}
-        for member in self.membership.living():
-            profile = member.profile
-            threads[profile.host] = max(threads.get(profile.host, 1), profile.threads)
-            found.append(
-                Machine(
-                    member.id,
-                    max(profile.flops, 1e6) / (1 + busy.get(member.id, 0)),
-                    max(0, profile.memory_bytes - held.get(member.id, 0)),
-                    max(profile.link_bytes_s, 1.0),
-                    max(profile.link_latency_s, 0.0),
-                    profile.host,
-                )
-            )
-        here = socket.gethostname()
-        cores = {here: max(1, (os.cpu_count() or 1) // threads[here])} if here in threads else {}
-        return found, cores
-
     async def create_session(self, record: SessionRecord) -> SessionDriver:
         """A new session. Raises `DCNRError` if it can't be stored."""
         record.epoch = self.last_epochs.get(record.session, 0)
-        session = Session(record, term=self.term, new_id=self.new_id)
+        session = Session(record, term=self.term, new_id=self.new_id, limits=self.limits)
         driver = SessionDriver(self, session, EventLog())
         self.sessions[record.session] = driver
         try:

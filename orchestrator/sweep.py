@@ -28,9 +28,9 @@ async def sweep(service: Service, network: str, *, dry_run: bool) -> GarbageInfo
         session = driver.session
         if network not in ("", session.record.network) or session.in_use:
             continue
-        async with driver.committer.lock:
+        async with driver.cutting.committer.lock:
             try:
-                found += await collect(service.store, driver.committer.prefix, dry_run=dry_run)
+                found += await collect(service.store, driver.cutting.committer.prefix, dry_run=dry_run)
             except CorruptError as error:
                 driver.note("warning", f"no garbage was collected: {error.message}")
     found += await _leftovers(service, network, dry_run=dry_run)

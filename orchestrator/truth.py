@@ -1,6 +1,9 @@
 """Reading and writing the records in the store, which are the truth. Every write of a record is conditional.
 
-A lost conditional write means that another orchestrator has the store: `SupersededError`, and this one has to end.
+A lost conditional write means that another orchestrator wrote. If the term is no longer ours it has the store:
+`SupersededError`, and this one has to end. Else it was a former one, with a write that it began before its end:
+`OvertakenError`, and whoever wrote decides anew about what it finds. To leave a former one no chance, `claim` writes
+each session's record anew, under the new term, before anything is decided about it.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from storage.store import ConflictError, NotFoundError, Store
 from storage.terms import TERM_KEY, TermRecord
 from wire.errors import DCNRError
 from wire.ids import new_boot
+from wire.messages import PeerRef
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -39,6 +43,14 @@ class SupersededError(DCNRError):
     """Another orchestrator took over the store."""
 
 
+class OvertakenError(DCNRError):
+    """A former orchestrator wrote in between. `data`: what it wrote; the next write replaces it."""
+
+    def __init__(self, key: str, data: bytes) -> None:
+        super().__init__(f"{key} was changed by a former orchestrator", hint="it is tried again")
+        self.data = data
+
+
 class Truth:
     """The records of one store, and the etags under which they were read or written."""
 
@@ -48,15 +60,16 @@ class Truth:
         self._lock = asyncio.Lock()
         self.term = TermRecord("", 0)
 
-    async def raise_term(self) -> TermRecord:
+    async def raise_term(self, me: PeerRef | None = None) -> TermRecord:
         """Make this process the orchestrator: a term that nobody had before."""
+        boot, addresses = (me.boot, me.addresses) if me is not None else (new_boot(), [])
         for _ in range(TRIES):
             found = await self._read(TERM_KEY, TermRecord)
             cluster = found.cluster if found is not None else f"{new_boot():x}"[-12:]
-            fresh = TermRecord(cluster, (found.term if found is not None else 0) + 1)
+            fresh = TermRecord(cluster, (found.term if found is not None else 0) + 1, addresses, boot)
             try:
-                await self._write(TERM_KEY, fresh)
-            except SupersededError:
+                self._etags[TERM_KEY] = await self._put(TERM_KEY, seal(fresh))
+            except ConflictError:
                 continue
             self.term = fresh
             return fresh
@@ -67,8 +80,14 @@ class Truth:
     async def still_mine(self) -> None:
         """Raises `SupersededError` if another orchestrator raised the term."""
         found = await self._peek(TERM_KEY, TermRecord)
-        if found is None or found.term != self.term.term:
-            raise self._superseded(TERM_KEY)
+        if found is None:
+            raise SupersededError(f"{TERM_KEY} is gone: the store was emptied or exchanged", hint="start it again")
+        if found != self.term:
+            at = f" at {', '.join(found.addresses)}" if found.addresses else ""
+            raise SupersededError(
+                f"superseded by term {found.term}{at} (this one has term {self.term.term})",
+                hint="only one orchestrator may use a store",
+            )
 
     async def incarnations(self) -> dict[str, int]:
         """The highest incarnations granted."""
@@ -76,9 +95,9 @@ class Truth:
         return dict(found.granted) if found is not None else {}
 
     async def put_incarnations(self, granted: dict[str, int]) -> None:
-        """Make them durable."""
+        """Make them durable. Raises `OvertakenError` as `put_session` does."""
         async with self._lock:
-            await self._write(INCARNATIONS_KEY, IncarnationRecord(granted))
+            await self._write(INCARNATIONS_KEY, IncarnationRecord(granted, self.term.term))
 
     async def epochs(self) -> dict[str, int]:
         """The last epochs of deleted sessions."""
@@ -88,7 +107,13 @@ class Truth:
     async def put_epochs(self, last: dict[str, int]) -> None:
         """Make them durable; beyond `MAX_EPOCHS` the oldest entries are forgotten."""
         async with self._lock:
-            await self._write(EPOCHS_KEY, EpochsRecord(dict(list(last.items())[-MAX_EPOCHS:])))
+            for _ in range(TRIES):
+                try:
+                    await self._write(EPOCHS_KEY, EpochsRecord(dict(list(last.items())[-MAX_EPOCHS:])))
+                    return
+                except OvertakenError as error:
+                    found = unseal(error.data, EpochsRecord, key=EPOCHS_KEY).last
+                    last = {**found, **{session: max(epoch, found.get(session, 0)) for session, epoch in last.items()}}
 
     async def networks(self) -> list[NetworkRecord]:
         """All networks."""
@@ -98,12 +123,29 @@ class Truth:
         """All sessions."""
         return [record for key in await self._keys(SESSIONS_PREFIX) if (record := await self._read(key, SessionRecord))]
 
+    async def claim(self, record: SessionRecord) -> SessionRecord:
+        """Write a session's record under our term; the record as it is, should a former orchestrator have been last."""
+        for _ in range(TRIES):
+            record.term = self.term.term
+            try:
+                await self.put_session(record.session, seal(record))
+            except OvertakenError as error:
+                record = unseal(error.data, SessionRecord, key=session_key(record.session))
+                continue
+            return record
+        raise SupersededError(
+            f"the record of {record.session} is written by others all the time", hint="end the other orchestrators"
+        )
+
     async def put_network(self, record: NetworkRecord) -> None:
         """Write a network's record."""
-        await self._write(network_key(record.network), record)
+        try:
+            await self._write(network_key(record.network), record)
+        except OvertakenError:
+            await self._write(network_key(record.network), record)
 
     async def put_session(self, session: str, data: bytes) -> None:
-        """Write a session's record, sealed by `sealed_session`."""
+        """Write a session's record, sealed by `sealed_session`. Raises `SupersededError`, `OvertakenError`."""
         await self._write_bytes(session_key(session), data)
 
     async def drop_network(self, network: str) -> None:
@@ -139,28 +181,31 @@ class Truth:
         await self._write_bytes(key, seal(record))
 
     async def _write_bytes(self, key: str, data: bytes) -> None:
+        try:
+            self._etags[key] = await self._put(key, data)
+        except ConflictError:
+            await self.still_mine()
+            stored = await self._store.get(key, max_bytes=MAX_RECORD_BYTES)
+            self._etags[key] = stored.etag
+            if stored.data != data:
+                raise OvertakenError(key, stored.data) from None
+
+    async def _put(self, key: str, data: bytes) -> str:
+        """The new etag. A write whose answer was lost looks like a conflict with oneself, but is none."""
         etag = self._etags.get(key)
         try:
             if etag is None:
-                self._etags[key] = await self._store.put_if_absent(key, data)
-            else:
-                self._etags[key] = await self._store.put_if_match(key, data, etag)
-        except ConflictError as error:
-            # A write whose answer was lost looks like a conflict with oneself.
-            found = await self._store.get(key, max_bytes=MAX_RECORD_BYTES)
-            if found.data != data:
-                raise self._superseded(key) from error
-            self._etags[key] = found.etag
+                return await self._store.put_if_absent(key, data)
+            return await self._store.put_if_match(key, data, etag)
+        except ConflictError:
+            stored = await self._store.get(key, max_bytes=MAX_RECORD_BYTES)
+            if stored.data != data:
+                raise
+            return stored.etag
 
     async def _drop(self, key: str) -> None:
         await self._store.delete(key)
         self._etags.pop(key, None)
-
-    def _superseded(self, key: str) -> SupersededError:
-        return SupersededError(
-            f"{key} was changed by another orchestrator (this one has term {self.term.term})",
-            hint="only one orchestrator may use a store",
-        )
 
 
 def sealed_session(record: SessionRecord) -> bytes:

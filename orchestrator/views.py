@@ -45,6 +45,7 @@ def pnodes(service: Service) -> list[messages.PNodeInfo]:
             rss_bytes=member.rss_bytes,
             loop_lag_s=member.loop_lag_s,
             compute=member.compute,
+            health=member.health,
         )
         for name, member in sorted(service.membership.members.items())
     ]
@@ -70,7 +71,7 @@ def session(service: Service, driver: SessionDriver) -> messages.SessionInfo:
         steps=record.steps,
         until=record.until,
         loss=record.loss,
-        tokens_s=core.tokens_s if core.state in ACTIVE else 0.0,
+        tokens_s=core.pace.tokens_s if core.state in ACTIVE else 0.0,
         committed=record.committed,
         pnodes=core.pnodes,
         created=record.created,
@@ -84,6 +85,7 @@ def session(service: Service, driver: SessionDriver) -> messages.SessionInfo:
         data=record.data,
         tokenizer_digest=record.tokenizer_digest,
         data_digest=record.data_digest,
+        recoveries=record.recoveries,
     )
 
 
@@ -91,7 +93,7 @@ def waiting(service: Service, driver: SessionDriver) -> list[str]:
     """Who is awaited, for what and since when: by the orchestrator, then by the PNodes themselves."""
     found = [line for line in driver.session.waiting(service.now()) if not line.startswith("the pipeline: ")]
     if found:
-        found.extend(driver.awaited_parts())
+        found.extend(driver.cutting.awaited())
     if driver.session.state not in ACTIVE:
         return found
     for member, beat in membership.beats_of(service.membership.members.values(), driver.session.id):

@@ -86,6 +86,8 @@ class Work:
     values: tuple[Value, ...]
     pins: tuple[str | None, ...]
     order: dict[NodeId, int]
+    state_bytes: tuple[int, ...] = ()
+    """What a node's part of a checkpoint holds: parameters, optimizer state, buffers."""
     calibration: Calibration = field(default_factory=Calibration)
 
     @property
@@ -158,7 +160,7 @@ def work_of(
     for owner, users in graph.ties().items():
         size = sum(spec.size_bytes(1) for spec in _tied(graph, owner))
         values.append(Value(position[owner], tuple(sorted(position[user] for user in users)), 2 * size, 2, 2 * size))
-    forward, backward, update, tensors, static = [], [], [], [], []
+    forward, backward, update, tensors, static, state = [], [], [], [], [], []
     for node in graph.nodes:
         cost = graph.costs[node.id]
         moved = calibration.operations_per_byte * touched[node.order]
@@ -168,7 +170,8 @@ def work_of(
         count = sum(spec.size_bytes(1) // DTYPE_BYTES[spec.dtype] for spec in cost.parameters.values())
         update.append(count * calibration.parameter_operations)
         tensors.append(len(cost.parameters))
-        static.append(weights * (2 + optimizer_slots) + sum(spec.size_bytes(1) for spec in cost.buffers.values()))
+        state.append(weights * (1 + optimizer_slots) + sum(spec.size_bytes(1) for spec in cost.buffers.values()))
+        static.append(state[-1] + weights)
     return Work(
         graph=graph,
         nodes=tuple(node.id for node in graph.nodes),
@@ -183,6 +186,7 @@ def work_of(
         values=tuple(values),
         pins=tuple(graph.pins.get(node.id) for node in graph.nodes),
         order=position,
+        state_bytes=tuple(state),
         calibration=calibration,
     )
 

@@ -17,6 +17,7 @@ from storage.blobs import Blobs
 from storage.checkpoints import save_part_bytes
 from storage.local import LocalStore
 from wire import messages
+from wire.errors import DCNRError
 from wire.ids import Boot, new_request_id
 from wire.messages import Message, PeerRef, Profile, Registered
 from wire.zmq_bus import ZmqBus
@@ -67,18 +68,28 @@ class StandIn:
         self.bus = ZmqBus(name, bind="tcp://127.0.0.1:0")
         self.orchestrator = PeerRef("orchestrator", 0, [orchestrator])
         self.incarnation = 0
+        self.term = 0
         self.seen: list[Message] = []
         self.deployments: dict[str, messages.Deployment] = {}
         self.epochs: dict[str, int] = {}
         self.steps: dict[str, int] = {}
+        self.states: dict[str, str] = {}
         self.silent: set[type[Message]] = set()
         self.refusing: set[type[Message]] = set()
+        self.refusal = "no"
         self.environment = ENVIRONMENT
         self.verdicts: dict[tuple[str, int, int], bool] = {}
         self.save_parts = True
+        self.compute = "idle"
+        self.stands_still = False
+        """No heartbeats, no answers: its loop hangs."""
+        self.cuts: dict[str, dict[int, list[messages.Part]]] = {}
+        """By session, the cuts that are saved and not known as committed."""
+        self.reports: dict[str, list[messages.StepReport]] = {}
         self._hold: set[str] = set()
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._registering = False
 
     async def start(self, *, boot: int = 0, beats: bool = True) -> StandIn:
         """Register and report."""
@@ -91,13 +102,26 @@ class StandIn:
             self._spawn(self._beat())
         return self
 
-    async def register(self) -> None:
-        """Become a member. Raises `RefusedError`."""
+    async def register(self, timeout_s: float = 5) -> None:
+        """Become a member, and say what the orchestrator may have missed. Raises `RefusedError`."""
         profile = Profile("box", "cpu", 1, 1e9, 1 << 32, 1e9, 1e-4, "torch", "cpu", "0")
         message = messages.Register(str(new_request_id()), self.name, self.bus.me, profile, self.incarnation)
-        answer, _ = await self.bus.ask(self.orchestrator, message, timeout_s=5)
+        answer, _ = await self.bus.ask(self.orchestrator, message, timeout_s=timeout_s)
         assert isinstance(answer, Registered)
-        self.incarnation = answer.incarnation
+        if answer.term < self.term:
+            return
+        self.incarnation, self.term = answer.incarnation, answer.term
+        for name in self.deployments:
+            self._announce(name)
+
+    def _announce(self, session: str) -> None:
+        epoch = self.epochs[session]
+        for step, parts in sorted(self.cuts.get(session, {}).items()):
+            self._tell_parts(session, epoch, step, parts)
+        if reports := self.reports.get(session):
+            self._say(messages.Progress(session, epoch, 0, self.name, reports))
+        if self.states.get(session) == "held":
+            self._say(messages.RunHeld(session, epoch, 0, self.steps[session], self.name))
 
     async def close(self, *, goodbye: bool = False) -> None:
         """End; without a goodbye as if killed (its bus is closed all the same)."""
@@ -107,46 +131,73 @@ class StandIn:
             task.cancel()
         await self.bus.close()
 
+    def freeze(self) -> None:
+        """Say nothing any more, and make no steps."""
+        self.stands_still = True
+        for task in self._runs.values():
+            task.cancel()
+
     def _spawn(self, work: Any) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def _beat(self) -> None:
         while True:
-            beats = [
-                messages.SessionBeat(name, self.epochs[name], self.steps.get(name, 0), "running", "", 0.0)
-                for name in self.deployments
-            ]
-            message = messages.Heartbeat(self.name, self.incarnation, 1, beats, 1, 0.0, "idle", 0.0)
-            self.bus.send(self.orchestrator, message)
+            if not self.stands_still:
+                beats = [
+                    messages.SessionBeat(
+                        name, self.epochs[name], self.steps.get(name, 0), self.states[name], "", 0.0,
+                        self.steps.get(name, 0), sorted(self.cuts.get(name, {})),
+                    )
+                    for name in self.deployments
+                ]  # fmt: skip
+                message = messages.Heartbeat(
+                    self.name, self.incarnation, self.term, beats, 1, 0.0, self.compute, 0.0
+                )  # fmt: skip
+                self.bus.send(self.orchestrator, message)
             await asyncio.sleep(0.2)
+
+    async def _register_again(self) -> None:
+        try:
+            await self.register(2)
+        except DCNRError:
+            pass
+        finally:
+            self._registering = False
 
     def _on_message(self, sender: PeerRef, message: Message, frames: Sequence[memoryview]) -> None:
         self.seen.append(message)
-        if type(message) in self.silent:
+        if type(message) in self.silent or self.stands_still:
+            return
+        if isinstance(message, messages.HeartbeatAck):
+            if not message.known and message.incarnation == self.incarnation and not self._registering:
+                self._registering = True
+                self._spawn(self._register_again())
             return
         request_id = getattr(message, "request_id", "")
+        if getattr(message, "term", self.term) < self.term:
+            self.bus.send(sender, messages.Refused(request_id, "stale-term", f"term {self.term} is known here"))
+            return
         if type(message) in self.refusing:
-            self.bus.send(sender, messages.Refused(request_id, "no", "told to refuse", "ask the test"))
+            self.bus.send(sender, messages.Refused(request_id, self.refusal, "told to refuse", "ask the test"))
             return
         body: list[bytes] = []
         match message:
             case messages.Prepare():
-                deployment = msgspec.msgpack.decode(frames[0], type=messages.Deployment)
-                self.deployments[message.session] = deployment
-                self.epochs[message.session] = message.epoch
-                self.steps[message.session] = deployment.start_step
+                self._prepare(message, msgspec.msgpack.decode(frames[0], type=messages.Deployment))
             case messages.StartRun():
-                self._hold.discard(message.session)
-                self._runs[message.session] = self._spawn(self._run(message.session, message.until))
+                self._start_run(message)
             case messages.HoldRun():
                 self._hold.add(message.session)
+                self._tell_held(message.session)
             case messages.Release():
-                if task := self._runs.pop(message.session, None):
-                    task.cancel()
-                self.deployments.pop(message.session, None)
+                if message.epoch >= self.epochs.get(message.session, 0):
+                    self._forget(message.session)
+            case messages.Committed():
+                self._committed(message)
+                return
             case messages.InspectRun():
                 if message.session not in self.deployments:
                     self.bus.send(sender, messages.Refused(request_id, "unknown-session", "not here"))
@@ -155,6 +206,45 @@ class StandIn:
             case _:
                 return
         self.bus.send(sender, messages.Ok(request_id), body)
+
+    def _forget(self, session: str) -> None:
+        if task := self._runs.pop(session, None):
+            task.cancel()
+        self.deployments.pop(session, None)
+
+    def _prepare(self, message: messages.Prepare, deployment: messages.Deployment) -> None:
+        name = message.session
+        if name in self.deployments and self.epochs[name] == message.epoch:
+            return
+        self._forget(name)
+        self._hold.discard(name)
+        self.deployments[name], self.epochs[name] = deployment, message.epoch
+        self.steps[name], self.states[name] = deployment.start_step, "prepared"
+        self.cuts[name], self.reports[name] = {}, []
+
+    def _start_run(self, message: messages.StartRun) -> None:
+        name = message.session
+        if name not in self.deployments or self.epochs[name] != message.epoch:
+            return
+        if self.states[name] == "running":
+            return
+        self._hold.discard(name)
+        if self.steps[name] >= message.until:
+            self._tell_held(name)
+            return
+        self.states[name] = "running"
+        self._runs[name] = self._spawn(self._run(name, message.until))
+
+    def _tell_held(self, session: str) -> None:
+        if self.states[session] == "held":
+            self._say(messages.RunHeld(session, self.epochs[session], 0, self.steps[session], self.name))
+
+    def _committed(self, message: messages.Committed) -> None:
+        if self.epochs.get(message.session) == message.epoch:
+            cuts = self.cuts[message.session]
+            self.cuts[message.session] = {step: parts for step, parts in cuts.items() if step > message.step}
+            kept = self.reports[message.session]
+            self.reports[message.session] = [report for report in kept if report.step > message.step]
 
     def _mine(self, session: str) -> list[str]:
         return [vnode for vnode, pnode in self.deployments[session].placement.items() if pnode == self.name]
@@ -169,14 +259,18 @@ class StandIn:
     async def _run(self, session: str, until: int) -> None:
         """Make steps; the PNode of the loss leads and decides on holds, the others follow it (all are one process)."""
         deployment, epoch = self.deployments[session], self.epochs[session]
-        leader = PEERS[deployment.placement["loss"]]
         while True:
             await asyncio.sleep(self.step_s)
+            leader = PEERS[deployment.placement["loss"]]
             step = self.steps[session] + 1
             if leader is self:
+                others = {PEERS[pnode] for pnode in deployment.placement.values()} - {self}
+                if any(other.stands_still or other.steps.get(session, 0) < step - 1 for other in others):
+                    continue
                 held = session in self._hold or step >= until
                 self.verdicts[session, epoch, step] = held
                 report = messages.StepReport(step, 1.0 / step, 8, 1.0, 0.1, self.step_s, 8, "")
+                self.reports[session].append(report)
                 self._say(messages.Progress(session, epoch, 0, self.name, [report]))
             elif (session, epoch, step) in leader.verdicts:
                 held = leader.verdicts[session, epoch, step]
@@ -187,7 +281,8 @@ class StandIn:
             if held or (every and step % every == 0):
                 await self._save(session, epoch, step)
             if held:
-                self._say(messages.RunHeld(session, epoch, 0, step, self.name))
+                self.states[session] = "held"
+                self._tell_held(session)
                 return
 
     async def _save(self, session: str, epoch: int, step: int) -> None:
@@ -199,18 +294,24 @@ class StandIn:
             for vnode in self._mine(session)
             if vnode in ("fc1", "fc2")
         ]
+        self.cuts[session][step] = parts
+        self._tell_parts(session, epoch, step, parts)
+
+    def _tell_parts(self, session: str, epoch: int, step: int, parts: list[messages.Part]) -> None:
         message = messages.PartsSaved(session, epoch, 0, step, self.name, self.environment)
         self._say(message, [msgspec.msgpack.encode(parts)])
 
-    def fail(self, session: str, vnode: str, text: str) -> None:
+    def fail(self, session: str, vnode: str, text: str, cause: str = "numbers", peer: str = "") -> None:
         """Say that the run can't go on."""
         if task := self._runs.pop(session, None):
             task.cancel()
-        step = self.steps[session]
-        self._say(messages.RunFailed(session, self.epochs[session], 0, step, self.name, vnode, text, ""))
+        self.states[session] = "failed"
+        step, epoch = self.steps[session], self.epochs[session]
+        self._say(messages.RunFailed(session, epoch, 0, step, self.name, vnode, text, "", cause, peer))
 
     def _say(self, message: Message, frames: Sequence[bytes] = ()) -> None:
-        self.bus.send(self.orchestrator, message, frames)
+        with contextlib.suppress(DCNRError):
+            self.bus.send(self.orchestrator, message, frames)
 
 
 PEERS: dict[str, StandIn] = {}
@@ -301,6 +402,18 @@ class Cluster:
         if self._run is not None:
             await self._run
 
+    async def kill(self) -> None:
+        """End it as kill -9 does, as far as that goes in one process: nothing more is written or said."""
+        await self.client.bus.close()
+        service = self.service
+        assert self._run is not None
+        for task in [self._run, *service._tasks]:
+            task.cancel()
+        service._error = DCNRError("killed")
+        await asyncio.wait([self._run], timeout=5)
+        service.registry._db.rollback()
+        self._run = None
+
     async def pnode(self, name: str, **more: Any) -> StandIn:
         """One more PNode."""
         PEERS[name] = StandIn(name, self.address, self.store, **more)
@@ -311,6 +424,25 @@ class Cluster:
         data = network_bytes(self.folder, name, width)
         message = messages.PutNetwork(str(new_request_id()), name)
         return await self.client.ask(message, messages.NetworkInfo, [data])
+
+    async def events(self, session: str) -> list[messages.SessionEvent]:
+        """All that was logged of a session."""
+        watch = messages.WatchSession(str(new_request_id()), session, 0, 0.0, 2000)
+        return (await self.client.ask(watch, messages.WatchInfo)).events
+
+    async def told(self, session: str, text: str, timeout_s: float = 15) -> messages.SessionEvent:
+        """Wait for a line of a session's log that has this text."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                for event in await self.events(session):
+                    if text in event.text:
+                        return event
+                await asyncio.sleep(0.05)
+
+    async def pnodes(self) -> dict[str, messages.PNodeInfo]:
+        """All PNodes by id."""
+        infos = await self.client.ask(messages.ListPNodes(str(new_request_id())), list[messages.PNodeInfo])
+        return {info.pnode: info for info in infos}
 
     async def data(self) -> str:
         """A blob that stands for data; its digest."""

@@ -33,8 +33,10 @@ async def test_trains_to_the_end_and_commits(tmp_path: Path) -> None:
         head = await read_head(here.store, session_prefix("toy", "toy-1"))
         assert head is not None
         assert (head.step, head.hash, head.epoch) == (40, done.final_hash, 1)
-        manifests = [entry.key async for entry in here.store.list(session_prefix("toy", "toy-1") + "manifests/")]
-        assert len(manifests) == 3, "keep 3"
+        prefix = session_prefix("toy", "toy-1") + "manifests/"
+        async with asyncio.timeout(10):
+            while len([entry.key async for entry in here.store.list(prefix)]) != 3:  # noqa: ASYNC110 - keep 3
+                await asyncio.sleep(0.02)
         committed = [message.step for message in PEERS["p1"].seen if isinstance(message, messages.Committed)]
         assert committed == [10, 20, 30, 40]
 
@@ -118,32 +120,10 @@ async def test_several_networks_at_once_know_nothing_of_each_other(tmp_path: Pat
         assert (await here.client.session("other-1")).state == "running"
 
 
-async def test_a_killed_pnode_fails_the_session_and_resume_goes_on_elsewhere(tmp_path: Path) -> None:
-    async with cluster(tmp_path, pnodes=3, lease_s=1.0, step_s=0.01) as here:
-        await here.network()
-        await here.create(steps=3000, checkpoint_every=5)
-        running = await here.client.until("toy-1", lambda info: info.committed >= 10)
-        victim = running.pnodes[0]
-        await PEERS[victim].close()
-        failed = await here.client.state("toy-1", "failed")
-        assert f"PNode {victim} is lost" in failed.error
-        assert "dcnr resume toy-1" in failed.hint
-        resumed = await here.client.act("toy-1", "resume", pnodes=2)
-        assert resumed.state == "starting"
-        again = await here.client.until("toy-1", lambda info: info.state == "running" and info.step > failed.committed)
-        assert victim not in again.pnodes
-        assert again.epoch == 2
-        states = await here.client.ask(messages.ListPNodes(str(new_request_id())), list[messages.PNodeInfo])
-        assert {info.pnode: info.state for info in states}[victim] in ("lost", "gone")
-
-
 async def test_a_frozen_pnode_is_suspected_then_lost(tmp_path: Path) -> None:
     async with cluster(tmp_path, lease_s=0.6) as here:
         await here.network()
-        frozen = PEERS["p2"]
-        frozen.silent |= {messages.InspectRun}
-        for task in list(frozen._tasks):
-            task.cancel()
+        PEERS["p2"].freeze()
 
         async def state() -> str:
             infos = await here.client.ask(messages.ListPNodes(str(new_request_id())), list[messages.PNodeInfo])
@@ -329,9 +309,7 @@ async def test_a_commit_stands_though_older_checkpoints_can_not_be_deleted(tmp_p
         await here.create(checkpoint_every=10)
         done = await here.client.state("toy-1", "finished")
         assert done.committed == 40
-        watch = messages.WatchSession(str(new_request_id()), "toy-1", 0, 0.0)
-        told = [event.text for event in (await here.client.ask(watch, messages.WatchInfo)).events]
-        assert any("older checkpoints could not be deleted: the disk is on fire" in text for text in told)
+        await here.told("toy-1", "older checkpoints could not be deleted: the disk is on fire")
 
 
 async def test_the_end_waits_for_records_that_are_being_written(tmp_path: Path) -> None:
@@ -363,10 +341,10 @@ async def test_what_nobody_foresaw_fails_the_run_at_once(tmp_path: Path, monkeyp
     async with cluster(tmp_path) as here:
         await here.network()
 
-        async def broken(*_: object) -> None:
+        async def broken(*_: object, **__: object) -> None:
             raise ZeroDivisionError("planted")
 
-        monkeypatch.setattr("orchestrator.driver.newest_complete", broken)
+        monkeypatch.setattr("orchestrator.placing.newest_complete", broken)
         await here.create()
         failed = await here.client.state("toy-1", "failed")
         assert "ZeroDivisionError: planted" in failed.error
@@ -402,98 +380,6 @@ async def test_garbage_is_listed_then_deleted(tmp_path: Path) -> None:
         assert found.objects == 0
         await here.client.act("toy-1", "resume")
         await here.client.state("toy-1", "finished")
-
-
-class TestRestart:
-    """Field case B22: the orchestrator ends and comes back."""
-
-    async def test_an_interrupted_run_is_found_and_resumed(self, tmp_path: Path) -> None:
-        async with cluster(tmp_path, step_s=0.01) as here:
-            await here.network()
-            await here.create(steps=300, checkpoint_every=5)
-            before = await here.client.until("toy-1", lambda info: info.committed >= 10)
-            address = here.address
-            await here.down()
-            await here.up(bind=address)
-            info = await here.client.session("toy-1")
-            assert info.state == "failed"
-            assert "interrupted" in info.error
-            assert info.hint == "dcnr resume toy-1"
-            assert info.committed >= before.committed
-            cluster_info = await here.client.ask(messages.AskCluster(str(new_request_id())), messages.ClusterInfo)
-            assert cluster_info.term == 2
-            for peer in PEERS.values():
-                await peer.register()
-                assert peer.incarnation == 1, "the same process keeps its number"
-            async with asyncio.timeout(10):
-                while any(peer.deployments for peer in PEERS.values()):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-            watch = messages.WatchSession(str(new_request_id()), "toy-1", 0, 0.0)
-            history = await here.client.ask(watch, messages.WatchInfo)
-            assert history.events[0].seq == 1, "the log survives"
-            await here.client.act("toy-1", "resume")
-            done = await here.client.state("toy-1", "finished")
-            assert (done.epoch, done.committed) == (2, 300)
-
-    @pytest.mark.parametrize("loss", ["wiped", "damaged"])
-    async def test_the_registry_is_rebuilt_from_the_store(self, tmp_path: Path, loss: str) -> None:
-        async with cluster(tmp_path) as here:
-            await here.network()
-            await here.create(until=17)
-            await here.client.state("toy-1", "paused")
-            address = here.address
-            await here.down()
-            path = tmp_path / "home" / "registry.sqlite"
-            for leftover in path.parent.glob("registry.sqlite*"):
-                leftover.unlink()
-            if loss == "damaged":
-                path.write_bytes(b"broken" * 1000)
-            await here.up(bind=address)
-            info = await here.client.session("toy-1")
-            assert (info.state, info.step, info.committed, info.epoch) == ("paused", 17, 17, 1)
-            names = await here.client.ask(messages.ListNetworks(str(new_request_id())), list[messages.NetworkInfo])
-            assert [name.network for name in names] == ["toy"]
-            for peer in PEERS.values():
-                await peer.register()
-                assert peer.incarnation == 1
-            await here.client.act("toy-1", "resume")
-            await here.client.state("toy-1", "finished")
-
-    async def test_a_create_asked_again_after_a_restart_makes_one_session(self, tmp_path: Path) -> None:
-        async with cluster(tmp_path) as here:
-            await here.network()
-            data = await here.data()
-            ask = messages.CreateSession("same-id", "toy", data, "", "d", 40, 0, start=False)
-            first = await here.client.ask(ask, messages.SessionInfo)
-            again = await here.client.ask(ask, messages.SessionInfo)
-            assert first.session == again.session == "toy-1"
-            address = here.address
-            await here.down()
-            await here.up(bind=address)
-            later = await here.client.ask(ask, messages.SessionInfo)
-            assert later.session == "toy-1"
-            everyone = await here.client.ask(messages.ListSessions(str(new_request_id())), list[messages.SessionInfo])
-            assert len(everyone) == 1
-
-    async def test_a_newer_orchestrator_on_the_store_ends_the_older_one(self, tmp_path: Path) -> None:
-        from orchestrator.truth import SupersededError, Truth
-
-        async with cluster(tmp_path) as here:
-            await here.network()
-            await here.create(start=False)
-            newer = Truth(here.store)
-            await newer.raise_term()
-            record = (await newer.sessions())[0]
-            record.epoch = 7
-            from orchestrator.truth import sealed_session
-
-            await newer.put_session("toy-1", sealed_session(record))
-            await here.client.act("toy-1", "start")
-            assert here._run is not None
-            with pytest.raises(SupersededError):
-                await asyncio.wait_for(asyncio.shield(here._run), 10)
-            here._run = None
-            assert not any(peer.deployments for peer in PEERS.values())
 
 
 class TestRefusals:

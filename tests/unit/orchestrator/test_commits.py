@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.commits import MAX_OPEN_CUTS, BadPartsError, CutCollector, environment_note, manifest_of
-from tests.unit.orchestrator.test_sessions import make_record
+from tests.unit.orchestrator.story import make_record
 from wire.messages import Part
 
 PLACEMENT = {"tok": "p1", "add": "p1", "head": "p2", "loss": "p2"}

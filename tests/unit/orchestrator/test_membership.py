@@ -74,13 +74,40 @@ def test_lease_suspect_and_lost() -> None:
     assert members.next_deadline() == 10.0
     commands = members.tick(10.0, 0.0)
     assert [type(command) for command in commands] == [Note, Probe]
+    assert commands[1] == Probe("p1", peer("p1", 1), 2.0), "a fifth of the lease"
     assert members.living() == []
     assert members.find("p1") is not None
     assert members.members["p1"].state is State.SUSPECT
-    assert members.tick(14.9, 0.0) == []
-    (lost,) = members.tick(15.0, 0.0)
-    assert lost == Lost("p1", 1, peer("p1", 1), "no sign of life for 15 s")
+    assert members.tick(11.9, 0.0) == []
+    (lost,) = members.silent("p1", peer("p1", 1), 12.0, 0.0)
+    assert isinstance(lost, Lost)
+    assert (lost.pnode, lost.incarnation, lost.peer) == ("p1", 1, peer("p1", 1))
+    assert lost.reason.startswith("no sign of life for 12 s, nor an answer to a probe within 2 s")
     assert members.tick(100.0, 0.0) == []
+
+
+def test_a_probe_of_a_suspect_that_nobody_reports_on_ends_by_itself() -> None:
+    members = Membership(lease_s=10)
+    register(members, "p1", 1, 0.0)
+    members.tick(10.0, 0.0)
+    assert members.next_deadline() == 14.0
+    assert members.tick(13.9, 0.0) == []
+    assert [type(command) for command in members.tick(14.0, 0.0)] == [Lost]
+
+
+def test_the_reason_tells_a_stalled_loop_from_a_dead_process() -> None:
+    """Field case B18: one that is busy in code that holds the interpreter is named as such."""
+    members = Membership(lease_s=10)
+    register(members, "p1", 1, 0.0)
+    message = Heartbeat("p1", 1, 1, [], 5, 7.5, "busy", 8.0)
+    members.beat(message, peer("p1", 1), 1.0)
+    members.tick(11.0, 0.0)
+    (lost,) = members.silent("p1", peer("p1", 1), 13.0, 0.0)
+    assert isinstance(lost, Lost)
+    assert "its last report was 12 s ago, its event loop 7.5 s behind, its compute thread busy for 8 s" in lost.reason
+    again = register(members, "p1", 1, 40.0, held=1)
+    assert isinstance(again[0], Grant)
+    assert again[0].incarnation == 2, "fenced when it comes back"
 
 
 def test_a_sign_of_life_ends_suspicion() -> None:
@@ -101,12 +128,74 @@ def test_a_sign_of_life_ends_suspicion() -> None:
 def test_nobody_is_lost_while_its_bytes_flow() -> None:
     members = Membership(lease_s=10)
     register(members, "p1", 1, 0.0)
+    register(members, "p2", 2, 0.0)
     for second in range(1, 60):
-        members.flows("p1", float(second))
+        message = Heartbeat("p2", 1, 1, [], 5, 0.0, "busy", 0.2, [peer("p1", 1)])
+        assert members.beat(message, peer("p2", 2), float(second))[0]
         members.tick(float(second), 0.0)
+        if second >= 12:
+            probes = members.silent("p1", peer("p1", 1), float(second), 0.0)
+            assert [type(command) for command in probes] == [Probe], "it is asked again"
     assert members.members["p1"].state is State.SUSPECT
-    assert members.tick(68.9, 0.0) == []
-    assert [type(command) for command in members.tick(69.0, 0.0)] == [Lost]
+    assert [type(command) for command in members.silent("p1", peer("p1", 1), 63.9, 0.0)] == [Probe]
+    assert [type(command) for command in members.silent("p1", peer("p1", 1), 64.0, 0.0)] == [Lost]
+
+
+def test_bytes_of_another_boot_are_not_its_bytes() -> None:
+    members = Membership(lease_s=10)
+    register(members, "p1", 1, 0.0)
+    members.tick(10.0, 0.0)
+    members.flows(peer("p1", 7), 11.0)
+    assert [type(command) for command in members.silent("p1", peer("p1", 1), 12.0, 0.0)] == [Lost]
+
+
+def test_one_that_a_peer_can_not_reach_has_to_answer_at_once() -> None:
+    members = Membership(lease_s=10)
+    register(members, "p1", 1, 0.0)
+    assert members.doubt("p1", 9, "p2 can't reach it", 1.0) == [], "another incarnation"
+    commands = members.doubt("p1", 1, "p2 can't reach it", 1.0)
+    assert [type(command) for command in commands] == [Note, Probe]
+    assert members.members["p1"].state is State.SUSPECT
+    assert members.doubt("p1", 1, "p3 can't reach it", 1.5) == []
+    members.answered("p1", peer("p1", 1), 1.6, 0.0)
+    assert members.members["p1"].state is State.ALIVE
+    members.doubt("p1", 1, "p2 can't reach it", 4.0)
+    assert [type(command) for command in members.silent("p1", peer("p1", 1), 6.0, 0.0)] == [Lost]
+
+
+def test_a_pnode_that_can_not_compute_gets_no_vnodes() -> None:
+    """Field case B26: the daemon answers, but its compute thread is dead."""
+    members = Membership()
+    register(members, "p1", 1, 0.0)
+    assert members.usable() == [], "its incarnation is not durable yet"
+    members.confirmed("p1", 1)
+    assert [member.id for member in members.usable()] == ["p1"]
+    _, commands = members.beat(Heartbeat("p1", 1, 1, [], 5, 0.0, "dead", 3.0), peer("p1", 1), 1.0)
+    assert [type(command) for command in commands] == [Note]
+    assert members.members["p1"].health == "its compute thread is dead"
+    assert members.usable() == []
+    assert [member.id for member in members.living()] == ["p1"], "alive all the same"
+    assert members.unhealthy(peer("p1", 1), "again") == [], "told once"
+    members.lost_peer(peer("p1", 1), "restarted", 2.0, 0.0)
+    register(members, "p1", 2, 3.0)
+    members.confirmed("p1", 2)
+    assert [member.id for member in members.usable()] == ["p1"], "a new incarnation is healthy"
+
+
+def test_whoever_stood_still_holds_nothing_against_others() -> None:
+    members = Membership(lease_s=10)
+    register(members, "p1", 1, 0.0)
+    members.excuse(500.0)
+    assert members.tick(509.0, 0.0) == []
+    members.tick(510.0, 0.0)
+    assert members.members["p1"].state is State.SUSPECT
+
+
+def test_what_a_former_orchestrator_granted_is_not_granted_again() -> None:
+    members = Membership(granted={"p1": 3})
+    members.merge({"p1": 6, "p2": 2})
+    register(members, "p1", 1, 0.0)
+    assert members.members["p1"].incarnation == 7
 
 
 def test_heartbeats_carry_what_a_pnode_does() -> None:
@@ -189,11 +278,10 @@ class TestSecondClaim:
         assert members.silent("p1", peer("p1", 1), 6.0, 0.0) == [], "a late outcome of the probe changes nothing"
         assert members.members["p1"].peer.boot == 2
 
-    def test_silence_without_a_claim_costs_nothing(self) -> None:
+    def test_silence_of_one_that_is_no_suspect_costs_nothing(self) -> None:
         members = self.members()
-        members.tick(10.0, 0.0)
-        assert members.silent("p1", peer("p1", 1), 11.0, 0.0) == []
-        assert members.members["p1"].state is State.SUSPECT
+        assert members.silent("p1", peer("p1", 1), 5.0, 0.0) == []
+        assert members.members["p1"].state is State.ALIVE
 
 
 def test_goodbye_is_final() -> None:

@@ -8,11 +8,10 @@ import pytest
 
 from orchestrator.records import NetworkRecord, network_key, session_key
 from orchestrator.registry import Registry
-from orchestrator.truth import SupersededError, Truth, sealed_session
+from orchestrator.truth import Truth, sealed_session
 from storage.keys import BadKeyError
 from storage.local import LocalStore
-from storage.store import CorruptError
-from tests.unit.orchestrator.test_sessions import make_record
+from tests.unit.orchestrator.story import make_record
 from wire.messages import PeerRef, SessionEvent, StepReport
 
 
@@ -97,49 +96,6 @@ async def test_rebuilding_from_the_store(tmp_path: Path) -> None:
     assert [record.network for record in registry.networks()] == ["gpt", "mlp"]
     assert registry.sessions() == [make_record(state="running", epoch=4)]
     registry.close()
-
-
-async def test_the_term_grows_at_each_start_and_fences_the_older_one(tmp_path: Path) -> None:
-    """Field case B22: the counter is durable, also with a wiped local disk."""
-    first, second = Truth(LocalStore(tmp_path)), Truth(LocalStore(tmp_path))
-    one = await first.raise_term()
-    await first.still_mine()
-    two = await second.raise_term()
-    assert (one.term, two.term) == (1, 2)
-    assert one.cluster == two.cluster
-    with pytest.raises(SupersededError):
-        await first.still_mine()
-    await second.still_mine()
-
-
-async def test_two_writers_of_a_record_never_both_win(tmp_path: Path) -> None:
-    first, second = Truth(LocalStore(tmp_path)), Truth(LocalStore(tmp_path))
-    await first.put_session("gpt-1", sealed_session(make_record(epoch=1)))
-    assert (await second.sessions())[0].epoch == 1
-    await second.put_session("gpt-1", sealed_session(make_record(epoch=2)))
-    with pytest.raises(SupersededError, match=r"gpt-1\.json was changed by another orchestrator"):
-        await first.put_session("gpt-1", sealed_session(make_record(epoch=3)))
-    assert (await second.sessions())[0].epoch == 2
-
-
-async def test_incarnations_and_epochs_are_durable(tmp_path: Path) -> None:
-    truth = Truth(LocalStore(tmp_path))
-    assert await truth.incarnations() == {}
-    await truth.put_incarnations({"p1": 3})
-    await truth.put_epochs({"gpt-1": 9})
-    again = Truth(LocalStore(tmp_path))
-    assert await again.incarnations() == {"p1": 3}
-    assert await again.epochs() == {"gpt-1": 9}
-
-
-async def test_a_damaged_record_is_reported(tmp_path: Path) -> None:
-    truth = Truth(LocalStore(tmp_path))
-    await truth.put_network(network())
-    store = LocalStore(tmp_path)
-    stored = await store.get(network_key("gpt"))
-    await store.put(network_key("gpt"), stored.data.replace(b"100", b"999"))
-    with pytest.raises(CorruptError, match=r"registry/networks/gpt\.json"):
-        await truth.networks()
 
 
 @pytest.mark.parametrize("name", ["../../other", "a/b", ".", "%2e%2e", "a\0", "x" * 300, "а", "", "A"])

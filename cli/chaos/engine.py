@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,10 +142,7 @@ class Engine:
 
     async def run(self) -> Outcome:
         """Hurt the run until it ends or the rules say enough; then let it end. Raises `ChaosError`."""
-        self.began = time.monotonic()
-        watch = asyncio.ensure_future(self._watch())
-        try:
-            await self.until(lambda: self.sight.highest > 0 or self.over, "the first step")
+        async with self.watching():
             number = 0
             while not self.over and not self._enough(number):
                 await self._apply(self.schedule.fault(number))
@@ -152,6 +150,15 @@ class Engine:
             await self._heal()
             await self._end()
             return self.outcome()
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """While the body runs, the run is watched; begins with its first step."""
+        self.began = time.monotonic()
+        watch = asyncio.ensure_future(self._watch())
+        try:
+            await self.until(lambda: self.sight.highest > 0 or self.over, "the first step")
+            yield
         finally:
             watch.cancel()
             for task in list(self._lasting):

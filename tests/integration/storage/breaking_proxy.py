@@ -28,12 +28,14 @@ class Exchange:
 class BreakingProxy:
     """`before(exchange)` may answer instead of the server; `after(exchange)` may change the reply.
 
-    Each gives the bytes to send before the connection is closed (b"": close at once), or None to pass on.
+    Each gives the bytes to send before the connection is closed (b"": close at once), or None to pass on. `sending`
+    may change the body of a request.
     """
 
     endpoint: str = ""
     before: Fault = lambda exchange: None
     after: Fault = lambda exchange: None
+    sending: Callable[[Exchange, bytes], bytes] = lambda exchange, body: body
     counts: dict[str, int] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     open_connections: int = 0
@@ -70,7 +72,7 @@ class BreakingProxy:
         self.log.append(f"{method} {path}")
         answer = self.before(exchange)
         if answer is None:
-            await self._ask(upstream, exchange, head, body)
+            await self._ask(upstream, exchange, head, self.sending(exchange, body))
             answer = self.after(exchange)
             if answer is None:
                 writer.write(exchange.reply_head + exchange.reply_body)

@@ -20,7 +20,6 @@ from typing import Any
 from benchmarks.fire import Progress, append, burning, machine, network, percentile
 from cli.chaos.engine import Engine
 
-
 ROWS = {
     "kill to noticed, s": "noticed_s",
     "noticed to first new step, s": "rest_s",

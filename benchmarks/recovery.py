@@ -35,10 +35,12 @@ async def one_kill(engine: Engine, draw: random.Random) -> dict[str, float]:
     await engine.until(lambda: sight.highest > mark + 5 and len(fleet.able()) == len(fleet.pnodes()), "calm")
     await engine.sleep(draw.uniform(1.0, 4.0))
     victim = draw.choice(sorted(name for name in sight.members if name in fleet.able()))
-    mark, redone, began = sight.highest, sight.redone, time.monotonic()
+    epoch, redone, began = sight.epoch, sight.redone, time.monotonic()
     fleet.kill(victim)
-    await engine.until(lambda: sight.state == "recovering" or sight.redone > redone, "the loss to be noticed")
+    await engine.until(lambda: sight.state == "recovering" or sight.epoch > epoch, "the loss to be noticed")
     noticed = time.monotonic() - began
+    await engine.until(lambda: sight.epoch > epoch, "a new placement")
+    mark = sight.highest
     await engine.until(lambda: sight.highest > mark, "a new step")
     seconds = time.monotonic() - began
     fleet.start(victim)

@@ -56,16 +56,22 @@ class Wound:
     """It is not over at once."""
     before: int = 0
     """Steps that had been made again before it."""
+    epoch: int = 0
+    """Of the run when it happened."""
 
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A wound that has not healed: the highest step, the steps made again, and the time when it happened or ended."""
+    """A wound that has not healed: the highest step, the steps made again, and the time when it happened or ended.
+
+    `epoch`: a step counts only in a later one; until then those made before the fault may still be told.
+    """
 
     wound: Wound
     mark: int
     redone: int
     since: float
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,7 @@ class Engine:
         self.client: Client | None = None
         self.pausing = False
         self._open: list[_Open] = []
+        self._unmissed_s = 10.0 + 4 * fleet.shape.lease_s
         self._ends: list[_Open] = []
         """Of faults that still last."""
         self._lasting: set[asyncio.Task[None]] = set()
@@ -206,11 +213,13 @@ class Engine:
         await hurts.HURTS[fault.kind](self, fault, wound)
         self.told.hurt(wound)
         if wound.counts and not wound.lasts:
-            self._open.append(_Open(wound, wound.step, wound.before, self.began + wound.at_s))
+            epoch = wound.epoch if wound.hurt_member else 0
+            self._open.append(_Open(wound, wound.step, wound.before, self.began + wound.at_s, epoch))
 
     def strike(self, wound: Wound) -> None:
         """It happens now."""
-        wound.at_s, wound.step, wound.before = time.monotonic() - self.began, self.sight.highest, self.sight.redone
+        wound.at_s, wound.step = time.monotonic() - self.began, self.sight.highest
+        wound.before, wound.epoch = self.sight.redone, self.sight.epoch
 
     def later(self, work: Coroutine[Any, Any, None], wound: Wound | None = None) -> None:
         """Let something go on beside the rest; if it fails, the run is over. With `wound`, that fault lasts as long."""
@@ -342,9 +351,17 @@ class Engine:
                     await client.act(self.session, "resume", timeout_s=30.0)
 
     def _healed(self) -> None:
-        done = [opened for opened in self._open if self.sight.highest > opened.mark]
+        now = time.monotonic()
+        for opened in self._open:
+            if opened.epoch and self.sight.epoch > opened.epoch:
+                opened.mark, opened.epoch = self.sight.highest, 0
+        done = [
+            opened
+            for opened in self._open
+            if self.sight.highest > opened.mark and (not opened.epoch or now - opened.since > self._unmissed_s)
+        ]
         self._open = [opened for opened in self._open if opened not in done]
         for opened in done:
-            opened.wound.recovered_s = time.monotonic() - opened.since
+            opened.wound.recovered_s = now - opened.since
             opened.wound.redone = self.sight.redone - opened.redone
             self.told.healed(opened.wound)

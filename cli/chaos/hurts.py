@@ -80,6 +80,7 @@ async def _back(engine: Engine, name: str, seconds: float) -> None:
 async def pause(engine: Engine, fault: Fault, wound: Wound) -> None:
     """SIGSTOP of a PNode, later SIGCONT."""
     name = await victim(engine, fault, wound)
+    engine.strike(wound)
     engine.fleet.pause(name)
     wound.text = f"for {fault.seconds:.1f} s"
     if fault.seconds > engine.fleet.shape.lease_s:

@@ -37,6 +37,11 @@ class Sight:
         return self.info.state if self.info is not None else ""
 
     @property
+    def epoch(self) -> int:
+        """The session's epoch."""
+        return self.info.epoch if self.info is not None else 0
+
+    @property
     def members(self) -> list[str]:
         """The PNodes that hold its VNodes now."""
         return list(self.info.pnodes) if self.info is not None else []

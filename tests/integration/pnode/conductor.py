@@ -49,10 +49,10 @@ PREFIX = "networks/{network}/sessions/{session}/"
 class Conductor:
     """Admits every PNode, deploys, starts, and remembers what it is told."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, bind: str = "tcp://127.0.0.1:0", term: int = 1) -> None:
         self.home = home
         self.store = open_store(str(home / "store"))
-        self.bus = ZmqBus("conductor", bind="tcp://127.0.0.1:0")
+        self.bus = ZmqBus("conductor", bind=bind)
         self.peers: dict[str, PeerRef] = {}
         self.beats: dict[str, Heartbeat] = {}
         self.steps: dict[str, list[StepReport]] = {}
@@ -66,7 +66,7 @@ class Conductor:
         self.changed = asyncio.Condition()
         self.refuse: str = ""
         self.deaf = False
-        self.term = 1
+        self.term = term
         self.cluster = "test"
         self.incarnations: dict[str, int] = {}
         self.commits: set[str] = set()
@@ -74,6 +74,11 @@ class Conductor:
         self._committed: dict[str, int] = {}
         self._committing = asyncio.Lock()
         self._tasks: set[asyncio.Task[object]] = set()
+
+    def take_over(self, other: Conductor) -> None:
+        """Know what another one had in its store, and nothing that it was told."""
+        self.deployments, self.epochs = other.deployments, other.epochs
+        self.processes, self.commits = other.processes, set(other.commits)
 
     @property
     def store_url(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import uuid
 from collections.abc import Collection
 from pathlib import Path
 
@@ -80,21 +81,37 @@ class Blobs:
         if await asyncio.to_thread(_file_digest, path) != digest:
             await fetch_verified(self._store, key, digest, path, on_bytes=on_bytes)
 
-    async def collect(self, keep: Collection[str], *, now_s: float, dry_run: bool) -> list[Entry]:
-        """Delete the blobs that `keep` does not name and that are older than GRACE_S; what was, or would be, deleted.
+    async def collect(
+        self, keep: Collection[str], *, now_s: float, dry_run: bool, grace_s: float = GRACE_S
+    ) -> list[Entry]:
+        """Delete the blobs that `keep` does not name and that are older than `grace_s`; what was, or would be, deleted.
 
-        `now_s`: seconds since 1970. `keep` must name the blobs of all networks and sessions of the store.
+        `now_s`: seconds since 1970 by the caller's clock; should it be ahead of the store's, the store's counts, or a
+        wrong clock would make blobs look old that were stored a moment ago. `keep` must name the blobs of all networks
+        and sessions of the store.
         """
         wanted = {check_digest(digest) for digest in keep}
-        found: list[Entry] = []
+        others: list[Entry] = []
         async for entry in self._store.list("blobs/"):
             name = entry.key.rpartition("/")[2]
-            if DIGEST.fullmatch(name) and name not in wanted and now_s - entry.modified_s > GRACE_S:
-                found.append(entry)
+            if DIGEST.fullmatch(name) and name not in wanted and now_s - entry.modified_s > grace_s:
+                others.append(entry)
+        if others:
+            now_s = min(now_s, await self._store_now())
+        found = [entry for entry in others if now_s - entry.modified_s > grace_s]
         if not dry_run:
             for entry in found:
                 await self._store.delete(entry.key)
         return found
+
+    async def _store_now(self) -> float:
+        """What the clock is by which the store notes when an object was written."""
+        key = f"probe-{uuid.uuid4().hex}"
+        await self._store.put(key, b"")
+        try:
+            return (await self._store.head(key)).modified_s
+        finally:
+            await self._store.delete(key)
 
 
 def _file_digest(path: Path) -> str | None:

@@ -279,10 +279,12 @@ async def test_collecting_blobs_spares_the_young_and_the_named(store: Store) -> 
     kept, lost = await blobs.put(b"kept"), await blobs.put(b"lost")
     now = (await store.head(f"blobs/sha256/{lost[:2]}/{lost}")).modified_s
     assert await blobs.collect([kept], now_s=now + 60, dry_run=False) == []
-    assert len(await blobs.collect([kept], now_s=now + 7200, dry_run=True)) == 1
+    assert await blobs.collect([kept], now_s=now + 7200, dry_run=False) == [], "a clock that is ahead made it old"
+    assert len(await blobs.collect([kept], now_s=now + 7200, dry_run=True, grace_s=-1)) == 1
     assert await blobs.has(lost)
-    assert len(await blobs.collect([kept], now_s=now + 7200, dry_run=False)) == 1
+    assert len(await blobs.collect([kept], now_s=now + 7200, dry_run=False, grace_s=-1)) == 1
     assert (await blobs.has(kept), await blobs.has(lost)) == (True, False)
+    assert await keys_of(store, "probe-") == []
 
 
 async def test_checkpoints_from_first_to_last(store: Store) -> None:

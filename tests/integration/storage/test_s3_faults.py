@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psutil
 import pytest
 
 from storage import ConflictError, CorruptError, NotFoundError, PrefixStore, Store, StoreUnavailableError, open_store
@@ -229,52 +228,6 @@ async def test_the_probe_names_the_missing_feature(store: Store, proxy: Breaking
     proxy.before = FEATURES[feature]
     with pytest.raises(StoreUnavailableError, match=f"lacks what DCNR needs: .*{feature}|an object just written"):
         await inner(store).probe()
-
-
-async def test_connections_come_back(store: Store, proxy: BreakingProxy) -> None:
-    """Reads, misses, cancelled reads and HEADs, many more than the pool has places."""
-    await store.put("small", b"x" * 100)
-    await store.put("large", bytes(4 << 20))
-    client = await inner(store).client()
-
-    def in_use() -> int:
-        sessions = client._endpoint.http_session._sessions.values()
-        return sum(len(session.connector._acquired) for session in sessions)
-
-    async def one(number: int) -> None:
-        match number % 5:
-            case 0:
-                await store.get("small")
-            case 1:
-                with pytest.raises(NotFoundError):
-                    await store.get("missing")
-            case 2:
-                await store.head("small")
-            case 3:
-                with pytest.raises(CorruptError):
-                    await store.get("large", max_bytes=10)
-            case 4:
-                task = asyncio.create_task(store.get("large"))
-                await asyncio.sleep(0.001 * (number % 17))
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-
-    async def some(start: int) -> None:
-        for number in range(start, 600, 12):
-            await one(number)
-
-    async with asyncio.timeout(120):
-        await asyncio.gather(*(some(start) for start in range(12)))
-        generator = store.get_stream("large")
-        await anext(generator)
-        await generator.aclose()
-    assert in_use() == 0
-    assert proxy.open_connections <= FAST.connections
-    files = psutil.Process().num_fds()
-    async with asyncio.timeout(120):
-        await asyncio.gather(*(some(start) for start in range(12)))
-    assert in_use() == 0
-    assert psutil.Process().num_fds() <= files + 2 * FAST.connections
 
 
 async def test_an_absent_server_is_unreachable_and_says_so(s3_url: str, seaweed: Seaweed) -> None:

@@ -2,14 +2,15 @@
 
 The states of a session and which may follow which are a table of its own; a client looks now and then, so it may see
 any state that can be reached, but those that need somebody to act only after somebody did. Committed steps never fall.
-A run that is only disturbed never fails.
+A run that is only disturbed never fails; only a start or resume may, before it runs, if there is no room for what was
+asked for.
 """
 
 from __future__ import annotations
 
 from tests.sim.checks.breach import Check
-from tests.sim.checks.model import Model
-from tests.sim.history import History, Told
+from tests.sim.checks.model import Model, Thing
+from tests.sim.history import History, Told, Wrote
 
 FOLLOWS: dict[str, set[str]] = {
     "created": {"starting"},
@@ -57,6 +58,18 @@ class Clients(Check):
         super().__init__()
         self._state: dict[str, Told] = {}
         self._committed: dict[str, Told] = {}
+        self._under_way: set[str] = set()  # sessions that have run since somebody last asked for it
+
+    def wrote(self, event: Wrote, thing: Thing, model: Model) -> None:
+        """What the session itself wrote down."""
+        if thing.record is not None:
+            self._is(thing.record.session, thing.record.state)
+
+    def _is(self, session: str, state: str) -> None:
+        if state in ("running", "recovering"):
+            self._under_way.add(session)
+        elif state == "starting":
+            self._under_way.discard(session)
 
     def told(self, event: Told, model: Model) -> None:
         """See the module."""
@@ -69,7 +82,8 @@ class Clients(Check):
                     "the client's view", event.t, f"{event.state} was seen after {before.state}", who=["client"],
                     step=event.step, events=[before, event],
                 )  # fmt: skip
-            if event.state == "failed":
+            self._is(event.session, event.state)
+            if event.state == "failed" and event.session in self._under_way:
                 self.breach(
                     "a disturbed run goes on", event.t, f"the session failed: {event.text}", who=["client"],
                     step=event.step, events=[event],

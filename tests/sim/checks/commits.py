@@ -24,6 +24,7 @@ class Commits(Check):
         self._truth = truth
         self._session = session
         self._promised: dict[str, tuple[int, Told | Delivered]] = {}
+        self._written: set[str] = set()
 
     def wrote(self, event: Wrote, thing: Thing, model: Model) -> None:
         """See the module."""
@@ -50,7 +51,9 @@ class Commits(Check):
                 "whole commits", event.t, f"{event.key} holds step {manifest.step} of {manifest.session}, "
                 f"digest {sha256(event.data)[:12]}", who=[_by(event)], step=manifest.step, events=[event],
             )  # fmt: skip
-        self._parts(event, manifest, key.prefix, model)
+        if event.key not in self._written:  # again: a write that was late, of a manifest that may be over
+            self._written.add(event.key)
+            self._parts(event, manifest, key.prefix, model)
 
     def _parts(self, event: Wrote, manifest: Manifest, prefix: str, model: Model) -> None:
         for vnode, (digest, size) in sorted(manifest.parts.items()):

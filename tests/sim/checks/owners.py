@@ -116,7 +116,7 @@ class Owners(Check):
                 who=who, step=record.committed, events=shown,
             )  # fmt: skip
         known = model.epochs.get((record.session, record.epoch))
-        if known is None or not record.epoch:
+        if known is None or not record.placement:  # it is not deployed any more
             return
         first = known.record
         was = (first.placement, first.incarnations, first.start_step)

@@ -6,14 +6,14 @@ clean up at once, and again once the command is over, for the interpreter's own 
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` itself takes long enough for one to come
 import os
-import signal
 
 
 def _answer_with(code: int | None) -> None:
     """A signal ends the process at once, with this exit code or the signal's own."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _frame: os._exit(128 + number if code is None else code))
+    for number in (_signal.SIGINT, _signal.SIGTERM):
+        _signal.signal(number, lambda number, _frame: os._exit(128 + number if code is None else code))
 
 
 _answer_with(None)  # nobody imports this module but to run it

@@ -77,6 +77,28 @@ except BaseException:
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_an_interrupt_in_a_destructor_is_raised_again_at_once(name: str, code: int) -> None:
+    """Field case B05: so it was found, in the callback of an import's lock; Python would print it and go on."""
+    body = f"""
+import time
+class Destroyed:
+    def __del__(self):
+        {STRIKE.format(name=name)}
+        time.sleep(0.01)
+began = time.monotonic()
+try:
+    Destroyed()
+    time.sleep(5)
+except KeyboardInterrupt:
+    print(time.monotonic() - began)
+    raise
+"""
+    done = run(body)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert float(done.stdout) < 0.5
+
+
 def test_a_clean_up_is_left_its_time() -> None:
     """Neither the second raise nor the end comes once the clean-up has begun."""
     body = f"""

@@ -70,10 +70,11 @@ class Attempts:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One recovery: since when, and the last step made before it."""
+    """One recovery: since when, the last step made before it, and what was lost first."""
 
     since: float
     step: int
+    cause: str
 
 
 class Recovering(Deploying):
@@ -95,6 +96,11 @@ class Recovering(Deploying):
     @abstractmethod
     def _settle(self, now: float, out: list[Command]) -> None:
         """See whether the run has come to rest."""
+
+    @property
+    def cause(self) -> str:
+        """Why it recovers, while it does."""
+        return self.recovery.cause if self.recovery is not None and self.state is State.RECOVERING else ""
 
     def saw_epoch(self, epoch: int) -> None:
         """Somebody spoke of that epoch, so it is not used again."""
@@ -123,7 +129,7 @@ class Recovering(Deploying):
     def _recover(self, text: str, now: float, out: list[Command], *, later: bool = False) -> None:
         """Place anew, at once or `later`."""
         if self.recovery is None:
-            self.recovery = Recovery(now, self.record.step)
+            self.recovery = Recovery(now, self.record.step, text)
         self._moving = {}
         self._run = True
         if self.state is State.RECOVERING:

@@ -75,7 +75,7 @@ def session(service: Service, driver: SessionDriver) -> messages.SessionInfo:
         committed=record.committed,
         pnodes=core.pnodes,
         created=record.created,
-        error=record.error,
+        error=record.error or core.cause,
         hint=record.hint,
         waiting=waiting(service, driver),
         deployed=core.deployed,

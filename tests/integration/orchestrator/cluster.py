@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +15,8 @@ import structlog
 
 from orchestrator.service import Service
 from storage.blobs import Blobs
-from storage.checkpoints import save_part_bytes
+from storage.checkpoints import read_head, read_manifest, save_part_bytes
+from storage.keys import session_prefix
 from storage.local import LocalStore
 from wire import messages
 from wire.errors import DCNRError
@@ -81,6 +83,7 @@ class StandIn:
         self.verdicts: dict[tuple[str, int, int], bool] = {}
         self.save_parts = True
         self.compute = "idle"
+        self.flops = 1e9
         self.stands_still = False
         """No heartbeats, no answers: its loop hangs."""
         self.cuts: dict[str, dict[int, list[messages.Part]]] = {}
@@ -104,7 +107,7 @@ class StandIn:
 
     async def register(self, timeout_s: float = 5) -> None:
         """Become a member, and say what the orchestrator may have missed. Raises `RefusedError`."""
-        profile = Profile("box", "cpu", 1, 1e9, 1 << 32, 1e9, 1e-4, "torch", "cpu", "0")
+        profile = Profile("box", "cpu", 1, self.flops, 1 << 32, 1e9, 1e-4, "torch", "cpu", "0")
         message = messages.Register(str(new_request_id()), self.name, self.bus.me, profile, self.incarnation)
         answer, _ = await self.bus.ask(self.orchestrator, message, timeout_s=timeout_s)
         assert isinstance(answer, Registered)
@@ -364,9 +367,12 @@ class Client:
 class Cluster:
     """Everything that a test needs."""
 
-    def __init__(self, folder: Path, *, lease_s: float = 2.0) -> None:
+    def __init__(
+        self, folder: Path, *, lease_s: float = 2.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.lease_s = lease_s
+        self.clock = clock
         self.store = LocalStore(folder / "store")
         self.service: Service
         self.client: Client
@@ -383,7 +389,9 @@ class Cluster:
             processors=[structlog.processors.format_exc_info, self._logged],
         )
         store = LocalStore(self.folder / "store")
-        self.service = Service(bus, store, self.folder / "home", logger, lease_s=self.lease_s, version="test")
+        self.service = Service(
+            bus, store, self.folder / "home", logger, lease_s=self.lease_s, version="test", clock=self.clock
+        )
         await self.service.open()
         self.address = self.service.bus.me.addresses[0]
         self._run = asyncio.ensure_future(self.service.run())
@@ -405,14 +413,14 @@ class Cluster:
     async def kill(self) -> None:
         """End it as kill -9 does, as far as that goes in one process: nothing more is written or said."""
         await self.client.bus.close()
-        service = self.service
-        assert self._run is not None
-        for task in [self._run, *service._tasks]:
-            task.cancel()
-        service._error = DCNRError("killed")
-        await asyncio.wait([self._run], timeout=5)
-        service.registry._db.rollback()
+        service, run = self.service, self._run
+        assert run is not None
         self._run = None
+        service._error = DCNRError("killed")
+        service._save_events = lambda: None  # type: ignore[method-assign]
+        for task in [run, *service._tasks]:
+            task.cancel()
+        await asyncio.wait([run], timeout=5)
 
     async def pnode(self, name: str, **more: Any) -> StandIn:
         """One more PNode."""
@@ -464,11 +472,12 @@ class Cluster:
 
 @contextlib.asynccontextmanager
 async def cluster(
-    folder: Path, *, pnodes: int = 2, lease_s: float = 2.0, step_s: float = 0.002
-) -> AsyncIterator[Cluster]:
+    folder: Path, *, pnodes: int = 2, lease_s: float = 2.0, step_s: float = 0.002,
+    clock: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[Cluster]:  # fmt: skip
     """An orchestrator and stand-ins p1, p2, …"""
     PEERS.clear()
-    found = Cluster(folder, lease_s=lease_s)
+    found = Cluster(folder, lease_s=lease_s, clock=clock)
     await found.up()
     try:
         for number in range(pnodes):
@@ -479,6 +488,17 @@ async def cluster(
             await peer.close()
         await found.down()
     assert not found.bugs, found.bugs[0]
+
+
+async def undisturbed(store: LocalStore, session: str, step: int, network: str = "toy") -> str:
+    """The hash after a step of a run to which nothing happens: from what the stand-ins make of VNode and step alone."""
+    prefix = session_prefix(network, session)
+    head = await read_head(store, prefix)
+    assert head is not None
+    manifest = await read_manifest(store, prefix, head.manifest_key, head.manifest_digest)
+    parts = [messages.Part(vnode, digest(f"{vnode} after {step}"), 0) for vnode in ("fc1", "fc2")]
+    data = msgspec.structs.replace(manifest.data, step=step, samples=8 * step)
+    return msgspec.structs.replace(manifest, step=step, parts=parts, data=data, counters={"step": step}).hash
 
 
 def digest(text: str) -> str:

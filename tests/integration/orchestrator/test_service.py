@@ -168,21 +168,6 @@ async def test_a_silent_holder_loses_its_id(tmp_path: Path) -> None:
         await second.close()
 
 
-async def test_a_pnode_that_refuses_to_prepare(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as here:
-        await here.network()
-        PEERS["p2"].refusing |= {messages.Prepare}
-        await here.create()
-        failed = await here.client.state("toy-1", "failed")
-        assert failed.error == "p2: told to refuse"
-        assert failed.hint == "ask the test"
-        await asyncio.sleep(0.2)
-        assert PEERS["p1"].deployments == {}, "what was prepared is released"
-        PEERS["p2"].refusing.clear()
-        await here.client.act("toy-1", "resume")
-        await here.client.state("toy-1", "finished")
-
-
 async def test_nothing_is_shown_as_committed_before_all_parts_are_there(tmp_path: Path) -> None:
     async with cluster(tmp_path) as here:
         await here.network()

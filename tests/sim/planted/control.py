@@ -6,21 +6,10 @@ from tests.sim.planted.edit import Edit
 
 
 def grant_before_store() -> list[Edit]:
-    """a PNode hears of its incarnation before that is stored"""
+    """a PNode hears of its incarnation while that is still being stored"""
     from orchestrator.members import Members
 
-    return [
-        Edit(
-            Members._grant,
-            "if command.fresh:",
-            "early = Registered(\n"
-            "        command.request_id, command.incarnation, service.term, service.membership.lease_s, 2.0,\n"
-            "        service.store.url, service.truth.term.cluster,\n"
-            "    )\n"
-            "    service.send(command.peer, early)\n"
-            "    if command.fresh:",
-        )
-    ]
+    return [Edit(Members._grant, "not await self._made_durable()", "not asyncio.ensure_future(self._made_durable())")]
 
 
 def incarnation_twice() -> list[Edit]:
@@ -48,10 +37,13 @@ def released_applies() -> list[Edit]:
 
 def dead_members_parts() -> list[Edit]:
     """parts are taken from whoever says that it is a member, of whichever epoch"""
-    from orchestrator.driver import SessionDriver
+    from orchestrator.cutting import Cutting
     from orchestrator.service import Service
 
     return [
         Edit(Service._report, "member is None or message.epoch != driver.session.record.epoch", "False"),
-        Edit(SessionDriver.parts_saved, "message.epoch != self._cuts.epoch", "False"),
+        Edit(Cutting.parts_saved, "if message.epoch != record.epoch:", "if False:"),
+        Edit(
+            Cutting.parts_saved, "if self._cuts is None or self._cuts.epoch != message.epoch:", "if self._cuts is None:"
+        ),
     ]

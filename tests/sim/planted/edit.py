@@ -22,7 +22,7 @@ class MovedError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """In `function`, `old` (which is there exactly once) becomes `new`."""
+    """In `function`, `old` (which is there exactly once) becomes `new`, whose further lines are indented as its first."""
 
     function: Any
     old: str
@@ -51,7 +51,9 @@ def planted(edits: Sequence[Edit]) -> Iterator[None]:
         found = source.count(edit.old)
         if found != 1:
             raise MovedError(f"{function.__qualname__}: {edit.old!r} is there {found} times, expected once")
-        sources[function] = source.replace(edit.old, edit.new)
+        line = source[: source.index(edit.old)].rpartition("\n")[2]
+        indent = " " * (len(line) - len(line.lstrip()))
+        sources[function] = source.replace(edit.old, edit.new.replace("\n", f"\n{indent}"))
     kept = {function: function.__code__ for function in sources}
     try:
         for function, source in sources.items():

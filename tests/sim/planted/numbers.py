@@ -19,7 +19,7 @@ def data_off_by_one() -> list[Edit]:
         Edit(
             Work.load,
             "for node, state in states.items():",
-            "self.vnodes.replayed = 1\n    for node, state in states.items():",
+            "self.vnodes.replayed = 1\nfor node, state in states.items():",
         ),
     ]
 
@@ -33,10 +33,9 @@ def wrong_microbatch() -> list[Edit]:
             Turns.take,
             "inputs[channel.index] = self._inbox.take_hop(channel.index, step, m)",
             "hops = self._inbox._hops\n"
-            "                    newest = max(key for key in hops if key[:2] == (channel.index, step))\n"
-            "                    newest = newest if channel is not self.ins[stage][0] else (channel.index, step, m)\n"
-            "                    inputs[channel.index] = hops[newest]\n"
-            "                    self._inbox.take_hop(channel.index, step, m)",
+            "newest = max(key for key in hops if key[:2] == (channel.index, step))\n"
+            "inputs[channel.index] = hops[newest if channel is not self.ins[stage][0] else (channel.index, step, m)]\n"
+            "self._inbox.take_hop(channel.index, step, m)",
         )
     ]
 

@@ -14,8 +14,8 @@ def commit_before_upload() -> list[Edit]:
             save_part_bytes,
             "await store.put(part_key(prefix, digest), data)",
             "asyncio.get_running_loop().call_later(\n"
-            "            3.0, asyncio.ensure_future, store.put(part_key(prefix, digest), data)\n"
-            "        )",
+            "    3.0, asyncio.ensure_future, store.put(part_key(prefix, digest), data)\n"
+            ")",
         ),
         Edit(commit, "if missing:", "if False:"),
     ]
@@ -50,7 +50,7 @@ def committed_too_early() -> list[Edit]:
             Session._parts_arrived,
             "out.append(events.Commit(event.step))",
             "out.append(events.Commit(event.step))\n"
-            "    out.append(Tell(tuple(self.pnodes), messages.Committed(self.id, event.epoch, 0, event.step)))",
+            "out.append(Tell(tuple(self.pnodes), messages.Committed(self.id, event.epoch, 0, event.step)))",
         )
     ]
 

@@ -15,16 +15,16 @@ def duplicate_update() -> list[Edit]:
             Endpoint._data,
             'self.counters["duplicates"] += 1',
             'self.counters["duplicates"] += 1\n'
-            "            if type(packet) is Data and not packet.chunks:\n"
-            "                self._in_order(peer, packet, frames, now, out)",
+            "if type(packet) is Data and not packet.chunks:\n"
+            "    self._in_order(peer, packet, frames, now, out)",
         ),
         Edit(
             Core._verdict,
             "step = event.decision.step",
             "step = event.decision.step\n"
-            "    if self.step - 1 == step >= self.share.start_step and self.state is State.RUNNING:\n"
-            "        d = event.decision\n"
-            "        return self._queue(Job(JobKind.UPDATE, step, scale=d.scale, count=d.count), out)",
+            "if self.step - 1 == step >= self.share.start_step and self.state is State.RUNNING:\n"
+            "    again = Job(JobKind.UPDATE, step, scale=event.decision.scale, count=event.decision.count)\n"
+            "    return self._queue(again, out)",
         ),
     ]
 
@@ -43,11 +43,7 @@ def resend_dropped() -> list[Edit]:
 
 
 def old_epoch_taken() -> list[Edit]:
-    """messages of an older epoch are taken, by PNodes and by the orchestrator"""
-    from orchestrator.service import Service
+    """a PNode takes activations, gradients, reports and verdicts of epochs that are over"""
     from pnode.daemon import Daemon
 
-    return [
-        Edit(Daemon._data, "session.share.epoch != epoch", "session.share.epoch < epoch"),
-        Edit(Service._report, "message.epoch != driver.session.record.epoch", "False"),
-    ]
+    return [Edit(Daemon._data, "session.share.epoch != epoch", "session.share.epoch < epoch")]

@@ -518,7 +518,10 @@ class NetworkInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A session as the orchestrator knows it. `waiting`: who is waited for, since when, as sentences."""
+    """A session as the orchestrator knows it. `waiting`: who is waited for, since when, as sentences.
+
+    `error`: why it failed, or while it recovers why it has to.
+    """
 
     session: str
     network: str

@@ -6,6 +6,7 @@ the data, of the network or of DCNR: the same step fails wherever it is made.
 
 from __future__ import annotations
 
+from pnode.compute_thread import ComputeDeadError
 from pnode.events import Cause
 from storage.store import CorruptError, StoreError
 from wire.errors import BadFileError, DCNRError
@@ -15,7 +16,7 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory"
 
 def cause_of(error: BaseException) -> Cause:
     """The cause that a run fails with when an action raised `error`."""
-    if not isinstance(error, Exception) or isinstance(error, MemoryError):
+    if not isinstance(error, Exception) or isinstance(error, MemoryError | ComputeDeadError):
         return Cause.COMPUTE
     if isinstance(error, BadFileError | CorruptError | IndexError):
         return Cause.INPUT

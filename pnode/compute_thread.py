@@ -3,11 +3,13 @@
 Work comes in lanes (one per session, and one for each session's inference); a lane is first in, first out, and the
 lanes take turns, so that sessions interleave fairly. Results go back to the event loop in batches: one wake-up however
 many are done. The thread says what it is doing and since when; whether that is too long, or whether it still lives at
-all, is judged from outside (`status`), so that a dead or hung thread can't look healthy.
+all, is judged from outside (`status`), so that a dead or hung thread can't look healthy. What waits in a dead thread's
+lanes, or comes later, is answered with `ComputeDeadError`.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict, deque
@@ -15,8 +17,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from wire.errors import DCNRError
+
 Work = Callable[[], Any]
 Then = Callable[[Any, BaseException | None], None]
+TASKS = "/proc/self/task"
+"""Where Linux lists the threads of this process."""
+
+
+class ComputeDeadError(DCNRError):
+    """The compute thread has ended, so an action will never be done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,7 @@ class ComputeThread:
         self._doing = ""
         self._since = 0.0
         self._death = ""
+        self._dead = False
         self._thread = threading.Thread(target=self._run, name=f"compute-{name}", daemon=True)
 
     def start(self) -> None:
@@ -67,9 +78,13 @@ class ComputeThread:
 
     def submit(self, lane: str, name: str, work: Work, then: Then) -> None:
         """Queue `work` in `lane`; `then(result, error)` is called in the event loop."""
+        item = _Item(name, work, then)
         with self._ready:
-            self._lanes.setdefault(lane, deque()).append(_Item(name, work, then))
-            self._ready.notify()
+            if not self._dead:
+                self._lanes.setdefault(lane, deque()).append(item)
+                self._ready.notify()
+                return
+        self._hand_back(item.then, None, self._why())
 
     def drop(self, lane: str) -> int:
         """Forget what is queued in a lane and not begun; returns how many."""
@@ -78,13 +93,36 @@ class ComputeThread:
 
     def status(self) -> ComputeStatus:
         """What the thread does now."""
-        if not self._thread.is_alive():
+        if not self._dead and not self._lives():
+            self._died(f"{self._doing or 'nothing'} was being done")
+        if self._dead:
             return ComputeStatus("dead", 0.0, self._death)
         doing, since = self._doing, self._since
         if not doing:
             return ComputeStatus("idle", 0.0, "")
         seconds = self._clock() - since
         return ComputeStatus("stalled" if seconds > self.stalled_s else "busy", seconds, doing)
+
+    def _lives(self) -> bool:
+        """Python's word for it, and the system's: a thread that was taken away did not tell Python."""
+        if not self._thread.is_alive():
+            return False
+        number = self._thread.native_id
+        return number is None or not os.path.isdir(TASKS) or os.path.isdir(f"{TASKS}/{number}")
+
+    def _died(self, how: str) -> None:
+        """Nobody works here any more: whoever waits is told."""
+        with self._ready:
+            if self._dead or self._stopping:
+                return
+            self._dead, self._death = True, how
+            left = [item for items in self._lanes.values() for item in items]
+            self._lanes.clear()
+        for item in left:
+            self._hand_back(item.then, None, self._why())
+
+    def _why(self) -> ComputeDeadError:
+        return ComputeDeadError(f"the compute thread is dead: {self._death}", hint="see this PNode's log")
 
     def stop(self, timeout_s: float) -> bool:
         """Finish the running action, drop the rest; False if it did not end in time."""
@@ -99,25 +137,30 @@ class ComputeThread:
     # ------------------------------------------------------------------------------------ in the compute thread
 
     def _run(self) -> None:
-        if self._prepare is not None:
-            self._prepare()
-        while (item := self._next()) is not None:
-            self._since = self._clock()
-            self._doing = item.name
-            result: Any = None
-            error: BaseException | None = None
-            try:
-                result = item.work()
-            except Exception as caught:
-                error = caught
-            except BaseException as caught:
-                self._death = f"{item.name} ended the thread: {caught!r}"
-                self._hand_back(item.then, None, caught)
-                return
-            self.busy_s += self._clock() - self._since
-            self._doing = ""
-            self._hand_back(item.then, result, error)
-            del item, result, error
+        try:
+            if self._prepare is not None:
+                self._prepare()
+            while (item := self._next()) is not None:
+                self._do(item)
+                del item
+        except BaseException as error:  # whatever ends this thread, the rest of the process goes on without it
+            self._died(f"{self._doing or 'its start'} ended it: {error!r}")
+
+    def _do(self, item: _Item) -> None:
+        self._since = self._clock()
+        self._doing = item.name
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = item.work()
+        except Exception as caught:
+            error = caught
+        except BaseException as caught:
+            self._hand_back(item.then, None, caught)
+            raise
+        self.busy_s += self._clock() - self._since
+        self._doing = ""
+        self._hand_back(item.then, result, error)
 
     def _next(self) -> _Item | None:
         with self._ready:
@@ -143,6 +186,10 @@ class ComputeThread:
 
     def _deliver(self) -> None:
         self._scheduled = False
-        while self._results:
-            then, result, error = self._results.popleft()
-            then(result, error)
+        try:
+            while self._results:
+                then, result, error = self._results.popleft()
+                then(result, error)
+        finally:
+            if self._results:  # one of them raised: the others are told all the same
+                self._wake(self._deliver)

@@ -351,6 +351,8 @@ class Session:
             self.post(JobDone(job, result))
             return
         text = str(error) if isinstance(error, DCNRError) else f"{type(error).__name__}: {error}"
+        if not isinstance(error, Exception):
+            text = f"it ended the compute thread: {error!r}"
         self.hub.log.error("compute", session=self.id, job=str(job), error="".join(traceback.format_exception(error)))
         self.post(JobFailed(job, self.vnode_of(job, error), text, getattr(error, "hint", ""), cause_of(error)))
 

@@ -104,8 +104,8 @@ class Client:
                 self._saw(info)
             self.created = True
         self.session = world.session
-        await self._wait_for_pnodes()
         while not self.started:
+            await self._wait_for_pnodes()
             try:
                 info = await self._act("start")
             except RefusedError:
@@ -124,7 +124,7 @@ class Client:
     async def _wait_for_pnodes(self) -> None:
         plan = self._world.plan
         wanted = len(set(plan.placement.values())) or plan.members or 1
-        while not self.started:
+        while True:
             found = await self.ask(messages.ListPNodes(self._id("list")), list[messages.PNodeInfo])
             alive = {info.pnode for info in found if info.state == "alive"}
             if len(alive) >= wanted and set(plan.placement.values()) <= alive:
@@ -154,6 +154,7 @@ class Client:
         if info.state in ("failed", "paused", "stopped", "created"):
             await asyncio.sleep(RESUME_S if info.state == "failed" else self._pause_s)
             self.resumes += 1
+            await self._wait_for_pnodes()
             await self._try("resume")
         elif self._due and info.step >= self._due[0].step and info.state in ("running", "recovering"):
             done = await self._try(self._due[0].action)

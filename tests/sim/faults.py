@@ -331,8 +331,10 @@ class Injector:
         world.network.losses.clear()
         world.store.faults.clear()
         world.recorder.say("everything is healed")
+        moved = world.orchestrators[1:] if not world.plan.store_given else []  # new PNodes would not find it there
         for machine in world.machines.by_name.values():
-            if machine.name.endswith("-twin"):
+            if machine.name.endswith("-twin") or machine in moved:
+                machine.wanted = False
                 world.machines.kill(machine)
             world.machines.thaw(machine)
             for compute in machine.computes:

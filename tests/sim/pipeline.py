@@ -110,7 +110,9 @@ class Pipeline:
 
     def done(self) -> bool:
         """Every PNode holds, and what was to be saved is saved."""
-        return self.held.keys() == set(self.pnodes) and not any(s.core.uncommitted.saving for s in self.sessions.values())
+        return self.held.keys() == set(self.pnodes) and not any(
+            s.core.uncommitted.saving for s in self.sessions.values()
+        )
 
     def _session(self, pnode: str, peers: dict[str, PeerRef], group: asyncio.TaskGroup) -> Session:
         recipe, graph = self.network.recipe, self.network.graph

@@ -70,6 +70,8 @@ class Plan:
     lease_s: float = 10.0
     compute_s: float = 0.05
     compute_limit_s: float = 40.0
+    store_given: bool = False
+    """PNodes are started with `--store`, so that even a new one finds an orchestrator that came up elsewhere."""
     interruptions: tuple[Interruption, ...] = ()
     faults: tuple[Planned, ...] = ()
     losses: tuple[Loss, ...] = ()
@@ -116,5 +118,5 @@ def calm(seed: int, network: str = "") -> Plan:
     return Plan(
         name, pnodes, spares, members, placement, tuple(pick.choice((1.0, 1.0, 2.0)) for _ in range(pnodes + spares)),
         pick.choice(SHAPES[name].every), pick.choice((1, 2, 3)), line, interruptions=interruptions,
-        compute_s=pick.choice((0.04, 0.08, 0.15)),
+        compute_s=pick.choice((0.04, 0.08, 0.15)), store_given=pick.random() < 0.5,
     )  # fmt: skip

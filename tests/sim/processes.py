@@ -25,7 +25,7 @@ from pnode.hub import Bounds
 from tests.sim.compute import SimCompute
 from tests.sim.life import Life, Stand
 from tests.sim.network import WorldBus, nobody
-from tests.sim.store import Handle
+from tests.sim.store import URL, Handle
 from wire.errors import DCNRError
 from wire.messages import Profile
 
@@ -262,6 +262,7 @@ class Machines:
 
         options = Options(
             name=machine.id, orchestrator=f"tcp://{ORCHESTRATOR}:7700", home=machine.home, version="sim",
+            store=URL if world.plan.store_given else "",
             bounds=Bounds(compute_s=world.plan.compute_limit_s, stalled_s=world.plan.compute_limit_s / 2),
         )  # fmt: skip
         profile = Profile(

@@ -1,4 +1,4 @@
-"""A short campaign, the bugs that are found quickly, and whether both can be trusted: seeds repeat, bugs are planted."""
+"""A short campaign, the bugs that are found quickly, and can both be trusted: seeds repeat, bugs are planted."""
 
 from __future__ import annotations
 

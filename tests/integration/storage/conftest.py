@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,7 +18,13 @@ BUCKET = "dcnr-tests"
 
 @pytest.fixture(scope="session")
 def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
-    """The server, with one bucket."""
+    """The server, with one bucket. `DCNR_TEST_S3` names another server's endpoint to run the same tests against."""
+    if endpoint := os.environ.get("DCNR_TEST_S3"):
+        other = Seaweed(endpoint, subprocess.Popen(["true"]))
+        other.make_bucket(BUCKET)
+        other.process.wait()
+        yield other
+        return
     with seaweed_server(tmp_path_factory.mktemp("seaweed") / "data") as server:
         server.make_bucket(BUCKET)
         yield server

@@ -22,7 +22,7 @@ class MovedError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """In `function`, `old` (which is there exactly once) becomes `new`, whose further lines are indented as its first."""
+    """In `function`, `old` (there exactly once) becomes `new`, whose further lines are indented as its first."""
 
     function: Any
     old: str

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import sys
 import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
-from pnode.compute_thread import ComputeThread
+from pnode.compute_thread import ComputeDeadError, ComputeStatus, ComputeThread
 
 
 @pytest.fixture
@@ -76,7 +78,73 @@ async def test_a_thread_that_ended_is_dead_and_says_what_it_did(compute: Compute
     compute._thread.join(5)
     status = compute.status()
     assert status.state == "dead"
-    assert "a ended the thread: SystemExit(3)" in status.doing
+    assert "a ended it: SystemExit(3)" in status.doing
+
+
+async def test_whoever_waits_for_a_dead_thread_is_told(compute: ComputeThread) -> None:
+    """What was queued behind the action that ended it, and what comes later."""
+    gate = threading.Event()
+
+    def end() -> None:
+        gate.wait()
+        raise SystemExit(3)
+
+    queue = [("a", end), ("a", print), ("b", print)]
+    answers = [asyncio.ensure_future(outcome(compute, lane, work)) for lane, work in queue]
+    await asyncio.sleep(0)
+    gate.set()
+    _, first = await answers[0]
+    assert isinstance(first, SystemExit)
+    for answer in [*answers[1:], asyncio.ensure_future(outcome(compute, "c", print))]:
+        value, error = await answer
+        assert value is None
+        assert isinstance(error, ComputeDeadError)
+        assert "SystemExit(3)" in str(error)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the thread is taken away by the C library")
+async def test_a_thread_that_was_taken_away_is_dead() -> None:
+    """Python believes that it is alive; the system knows better."""
+    loop = asyncio.get_running_loop()
+    compute = ComputeThread("cpu", wake=loop.call_soon_threadsafe)
+    compute.start()
+    late = asyncio.ensure_future(outcome(compute, "b", print))
+    leave = ctypes.CDLL(None).pthread_exit
+    compute.submit("a", "F0 of step 1", lambda: leave(0), lambda value, error: None)
+    queued = asyncio.ensure_future(outcome(compute, "a", print))
+    await late
+    for _ in range(200):
+        if compute.status().state == "dead":
+            break
+        await asyncio.sleep(0.02)
+    assert compute.status() == ComputeStatus("dead", 0.0, "F0 of step 1 was being done")
+    _, error = await queued
+    assert isinstance(error, ComputeDeadError)
+
+
+async def test_a_thread_that_can_not_begin_is_dead() -> None:
+    loop = asyncio.get_running_loop()
+    compute = ComputeThread("cpu", wake=loop.call_soon_threadsafe, prepare=lambda: 1 / 0)
+    compute.start()
+    _, error = await outcome(compute, "a", print)
+    assert isinstance(error, ComputeDeadError)
+    assert "ZeroDivisionError" in compute.status().doing
+
+
+async def test_a_receiver_that_fails_does_not_keep_results_from_others(compute: ComputeThread) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: None)
+    gate, done = threading.Event(), asyncio.Event()
+    compute.submit("a", "gate", gate.wait, lambda value, error: None)
+
+    def fail(value: object, error: object) -> None:
+        raise ValueError("odd")
+
+    compute.submit("a", "first", print, fail)
+    compute.submit("a", "second", print, lambda value, error: done.set())
+    gate.set()
+    async with asyncio.timeout(5):
+        await done.wait()
 
 
 async def test_many_results_wake_the_loop_few_times() -> None:

@@ -1,24 +1,22 @@
 """Tensors as raw frames and back, without a copy where the memory allows it.
 
 A frame shares the tensor's memory, so the tensor must not change until the message is acknowledged: activations and
-gradients never do (no operation here works in place on them), parameters are copied first. A received frame is used
-where it lies; a small one is copied, because it would keep a whole receive buffer alive. Whoever computes with a tensor
-copies it again if its address is not aligned (pnode.forks.received).
+gradients never do (no operation here works in place on them), parameters are copied first. The bus hands over frames in
+memory of their own, aligned and writable, so a received tensor is that memory. A frame that may not be written to is
+somebody else's, so it is copied. Whoever computes with a tensor copies it again if its address is not aligned
+(pnode.forks.received).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from wire.errors import RemoteError
 from wire.messages import TensorMeta
-
-SMALL_BYTES = 16 * 1024
 
 DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
@@ -47,14 +45,6 @@ class Received:
 
     metas: Sequence[TensorMeta]
     frames: Sequence[memoryview]
-
-
-class _Writable:
-    """numpy's way to see a read-only buffer as it is, so that torch can wrap it; nobody writes into it."""
-
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self.array = array
-        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
 
 
 def pack(tensors: Iterable[torch.Tensor]) -> Packed:
@@ -91,10 +81,6 @@ def _tensor(meta: TensorMeta, frame: memoryview, device: torch.device | None) ->
     if count == 0:
         return torch.empty(meta.shape, dtype=dtype, device=device)
     array = np.frombuffer(frame, dtype=np.uint8)
-    if not array.flags.writeable:
-        array = np.asarray(_Writable(array))
-    flat = torch.from_numpy(array)
-    if frame.nbytes < SMALL_BYTES:
-        flat = flat.clone()
+    flat = torch.from_numpy(array if array.flags.writeable else array.copy())
     tensor = flat.view(dtype).reshape(meta.shape)
     return tensor if device is None or device.type == "cpu" else tensor.to(device)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import struct
+
 import pytest
 import torch
 
@@ -39,12 +41,23 @@ def test_sending_does_not_copy_and_receiving_a_large_one_neither() -> None:
     assert found.data_ptr() == tensor.data_ptr()
 
 
-def test_a_read_only_frame_is_taken_as_it_is() -> None:
-    data = torch.rand(100, 100)
+@pytest.mark.parametrize("count", [1, 3, 1000, 5000])
+def test_a_received_tensor_is_the_frames_memory_however_small(count: int) -> None:
+    frame = memoryview(bytearray(torch.rand(count).numpy().tobytes()))
+    (found,) = unpack(Received([TensorMeta("float32", [count])], [frame]))
+    found[-1] = 7.0
+    assert struct.unpack("f", frame[-4:]) == (7.0,)
+
+
+@pytest.mark.parametrize("count", [1, 3, 1000, 5000])
+def test_a_frame_that_may_not_be_written_to_is_copied(count: int) -> None:
+    data = torch.rand(count)
     frame = memoryview(data.numpy().tobytes())
     assert frame.readonly
-    (found,) = unpack(Received([TensorMeta("float32", [100, 100])], [frame]))
+    (found,) = unpack(Received([TensorMeta("float32", [count])], [frame]))
     assert torch.equal(found, data)
+    found.mul_(-1.0)
+    assert torch.equal(torch.frombuffer(bytearray(frame), dtype=torch.float32), data)
 
 
 @pytest.mark.parametrize(

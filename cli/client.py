@@ -10,7 +10,7 @@ import asyncio
 import os
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,6 +34,12 @@ ANSWER_TIMEOUT_S = 15.0
 _PROBE_TIMEOUT_S = 3.0
 _SHOW_AFTER_S = 0.7
 _CLOSE_TIMEOUT_S = 1.0
+
+
+async def _closed(bus: Bus) -> None:
+    """Close it within a second or leave it; nobody may be there any more to whom a failure could be told."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(bus.close(), _CLOSE_TIMEOUT_S)
 
 
 class Client:
@@ -70,11 +76,7 @@ class Client:
     ) -> None:
         bus, self._bus = self._bus, None
         if bus is not None:
-            with_time = asyncio.wait_for(bus.close(), _CLOSE_TIMEOUT_S)
-            try:
-                await asyncio.shield(asyncio.ensure_future(with_time))
-            except TimeoutError:
-                return
+            await asyncio.shield(asyncio.ensure_future(_closed(bus)))
 
     async def ask(
         self,

@@ -11,7 +11,7 @@ import random
 import shutil
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +27,13 @@ ORCHESTRATOR = "orchestrator"
 STORE = "store"
 PORTS = (20_000, 32_000)
 """Below those that the system gives to outgoing connections."""
+
+
+class Launch(Protocol):
+    """`processes.start`, or whatever starts a process in its place."""
+
+    def __call__(self, name: str, module: str, arguments: Sequence[str], *, log: Path, threads: int) -> Process:
+        """Start it."""
 
 
 class StoreServer(Protocol):
@@ -53,6 +60,8 @@ class Seat:
     process: Process | None = None
     paused: bool = False
     starts: int = 0
+    logged: int = 0
+    """Size of its log when its process was started."""
 
     @property
     def alive(self) -> bool:
@@ -81,6 +90,7 @@ class Shape:
     orchestrator_options: tuple[str, ...] = ()
     pnode_options: tuple[str, ...] = ()
     peek: Peek | None = None
+    launch: Launch = processes.start
 
 
 class Fleet:
@@ -93,6 +103,8 @@ class Fleet:
         self.clients: list[Process] = []
         self.ended: list[Process] = []
         """Processes that lost their seat to another and have to end by themselves."""
+        self.started: list[Process] = []
+        """All that ever had a seat."""
         self.store_gate: Gate | None = None
         self.store = shape.store or clusters.store_url(str(shape.home / "store"))
         self._draw = random.Random(f"{shape.seed}/gates")
@@ -196,7 +208,9 @@ class Fleet:
                 "--threads", str(shape.threads), *shape.pnode_options,
             ]  # fmt: skip
         log = self.home / "logs" / f"{name}.log"
-        seat.process = processes.start(name, module, arguments, log=log, threads=shape.threads)
+        seat.logged = log.stat().st_size if log.exists() else 0
+        seat.process = shape.launch(name, module, arguments, log=log, threads=shape.threads)
+        self.started.append(seat.process)
         seat.paused = False
         seat.starts += 1
         self._remember()
@@ -247,6 +261,15 @@ class Fleet:
         await seat.gate.open()
         seat.port = free_port()
         seat.gate.aim("127.0.0.1", seat.port)
+
+    def joined(self, name: str) -> bool:
+        """Whether the process of a PNode's seat has ever been a member, so that it knows the store."""
+        process = self.seats[name].process
+        if process is None:
+            return False
+        with Path(process.log).open("rb") as log:
+            log.seek(self.seats[name].logged)
+            return b"] registered" in log.read()
 
     def command(self, *arguments: str) -> Process:
         """Start a `dcnr` command that talks to the orchestrator through its gate."""

@@ -152,8 +152,18 @@ async def _orchestrator_back(engine: Engine, seconds: float, *, moves: bool) -> 
     await asyncio.sleep(seconds)
     if moves and not engine.fleet.orchestrator.alive:
         await engine.fleet.move(ORCHESTRATOR)
+        _tell_newcomers(engine)
     engine.fleet.start(ORCHESTRATOR)
     engine.rewatch()
+
+
+def _tell_newcomers(engine: Engine) -> None:
+    """A PNode that never was a member knows an address only, so whoever moves the orchestrator starts it anew."""
+    fleet = engine.fleet
+    for seat in fleet.pnodes():
+        if seat.alive and not fleet.joined(seat.name):
+            fleet.kill(seat.name)
+            fleet.start(seat.name)
 
 
 async def usurp(engine: Engine, fault: Fault, wound: Wound) -> None:

@@ -65,6 +65,7 @@ async def undergo(
     finally:
         left = await fleet.close()
     left += [f"{line} was left behind" for line in processes_of(trial.shape.home)]
+    left += [f"{each.name} (pid {each.pid}) was left behind" for each in fleet.started if each.alive()]
     outcome.breaches.extend(left)
     return Survived(outcome, engine.sight)
 

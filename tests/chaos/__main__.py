@@ -7,6 +7,7 @@ losses of the undisturbed run. With `--state FILE` it goes on where it was stopp
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.chaos.campaign import LINE, Campaign, Wanted, table
 
 NAMES = {
     "kills": Kind.KILL, "orchestrator_kills": Kind.ORCHESTRATOR, "pauses": Kind.PAUSE, "doubles": Kind.DOUBLE,
-    "cli": Kind.CLI, "usurps": Kind.USURP, "stores": Kind.STORE, "lines": LINE,
+    "cli": Kind.CLI, "usurps": Kind.USURP, "stores": Kind.STORE, "disks": Kind.DISK, "lines": LINE,
 }  # fmt: skip
 
 
@@ -33,16 +34,20 @@ def main() -> int:
     parser.add_argument("--pnodes", type=int, default=6)
     parser.add_argument("--members", type=int, default=3)
     parser.add_argument("--gap", type=float, default=0.7, metavar="SECONDS", help="mean time between two faults")
+    parser.add_argument("--no-forks", action="store_true", help="start each daemon anew (slow)")
     parser.add_argument("--max-failures", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=None, help="for homes and logs; those of failed runs stay")
     parser.add_argument("--table", action="store_true", help="only print what was done so far")
     options = parser.parse_args()
     counts = {str(kind): count for name, kind in NAMES.items() if (count := getattr(options, name))}
     wanted = Wanted(
-        counts, options.seed, options.lease, options.store, options.pnodes, options.members, options.faults, options.gap
-    )
+        counts, options.seed, options.lease, options.store, options.pnodes, options.members, options.faults,
+        options.gap, not options.no_forks,
+    )  # fmt: skip
     folder = options.folder or Path(tempfile.mkdtemp(prefix="dcnr-campaign-"))
     folder.mkdir(parents=True, exist_ok=True)
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has them ignored: all processes are to be ended
+        signal.signal(number, signal.default_int_handler)
     campaign = Campaign(wanted, options.state, folder, lambda text: print(text, flush=True))
     good = True
     if not options.table:

@@ -7,17 +7,21 @@ logs. Faults count only when they hit something, and only in runs that ended as 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import math
 import random
 import shutil
+import statistics
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cli import processes
 from cli.chaos.engine import Rules, Told, Wound
 from cli.chaos.faults import LINES, Kind
 from cli.chaos.fleet import Shape
@@ -25,11 +29,17 @@ from cli.chaos.reference import Undisturbed
 from cli.chaos.trial import Survived, Trial, undergo
 from cli.preparing import Prepared
 from cli.terminal import Terminal
+from pnode.measure import torch_build
+from storage.store import digest_of
 from tests.chaos.nets import NETS, Net, truth
+from tests.chaos.nursery import Nursery
+from tests.chaos.smalldisk import small_disk
 from tests.chaos.weed import Weed
 from wire.errors import DCNRError
 
 LINE = "lines"
+LONG = "pause longer than the lease"
+MEMBER = "kill of a member"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +54,14 @@ class Wanted:
     members: int = 3
     faults: int = 25
     gap_s: float = 0.7
+    forks: bool = True
+    """Daemons are started by fork (see `nursery`), not as `dcnr-pnode` and `dcnr-orchestrator`."""
 
 
 @dataclass(slots=True)
 class State:
-    """What was done so far."""
+    """What was done so far: the runs that ended as they must, with all that was done to them, and the others."""
 
-    done: Counter[str] = field(default_factory=Counter)
-    by_network: dict[str, Counter[str]] = field(default_factory=dict)
-    by_store: dict[str, Counter[str]] = field(default_factory=dict)
     runs: list[dict[str, Any]] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
 
@@ -62,44 +71,49 @@ class State:
         if path is None or not path.exists():
             return State()
         raw = json.loads(path.read_text())
-        return State(
-            Counter(raw["done"]),
-            {name: Counter(counts) for name, counts in raw["by_network"].items()},
-            {name: Counter(counts) for name, counts in raw["by_store"].items()},
-            raw["runs"],
-            raw["failures"],
-        )
+        return State(raw["runs"], raw["failures"])
 
     def write(self, path: Path | None) -> None:
         """To its file, whole or not at all."""
         if path is None:
             return
         temporary = path.with_suffix(".new")
-        record = {name: getattr(self, name) for name in ("done", "by_network", "by_store", "runs", "failures")}
-        temporary.write_text(json.dumps(record, indent=1))
+        temporary.write_text(json.dumps({"runs": self.runs, "failures": self.failures}, indent=1))
         temporary.replace(path)
 
-    def left(self, wanted: Wanted) -> dict[str, int]:
-        """What is still to be done."""
-        return {name: count - self.done[name] for name, count in wanted.counts.items() if count > self.done[name]}
+    def done(self, lease_s: float | None = None, **where: str) -> Counter[str]:
+        """Faults that hit, by kind; of one lease, network or store."""
+        counts: Counter[str] = Counter()
+        for run in self.runs:
+            if lease_s in (None, run["lease_s"]) and all(run[key] == value for key, value in where.items()):
+                for hurt in run["wounds"]:
+                    counts.update(names_of(hurt, run["lease_s"]))
+        return counts
 
-    def add(self, run: Mapping[str, Any], wounds: list[Wound], lease_s: float) -> None:
-        """A run that ended as it must."""
-        for wound in wounds:
-            if not wound.counts:
-                continue
-            names = [str(wound.kind), *([LINE] if wound.kind in LINES else [])]
-            if wound.kind is Kind.PAUSE and wound.seconds > lease_s:
-                names.append("pause longer than the lease")
-            if wound.kind is Kind.KILL and wound.hurt_member:
-                names.append("kill of a member")
-            for counts in (
-                self.done,
-                self.by_network.setdefault(str(run["network"]), Counter()),
-                self.by_store.setdefault(str(run["store"]), Counter()),
-            ):
-                counts.update(names)
-        self.runs.append(dict(run))
+    def left(self, wanted: Wanted) -> dict[str, int]:
+        """What is still to be done with the wanted lease."""
+        done = self.done(wanted.lease_s)
+        return {name: count - done[name] for name, count in wanted.counts.items() if count > done[name]}
+
+
+def recorded(wound: Wound) -> dict[str, Any]:
+    """A fault as the state file keeps it."""
+    names = ("kind", "at_s", "step", "target", "text", "counts", "hurt_member", "seconds", "recovered_s", "redone")
+    found = {name: getattr(wound, name) for name in names}
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}
+
+
+def names_of(hurt: Mapping[str, Any], lease_s: float) -> list[str]:
+    """What a fault counts as: its kind, and what is to be told apart within it."""
+    if not hurt["counts"]:
+        return []
+    kind = Kind(hurt["kind"])
+    names = [str(kind), *([LINE] if kind in LINES else [])]
+    if kind is Kind.PAUSE and hurt["seconds"] > lease_s:
+        names.append(LONG)
+    if kind is Kind.KILL and hurt["hurt_member"]:
+        names.append(MEMBER)
+    return names
 
 
 def odds(left: Mapping[str, int]) -> dict[Kind, float]:
@@ -127,31 +141,35 @@ class Campaign:
     def run(self, *, max_failures: int = 3) -> bool:
         """Until all is done; False if runs failed."""
         weed = Weed(self.folder / "weed") if self.wanted.store != "local" else None
-        began, before = time.monotonic(), sum(self.state.done[name] for name in self.wanted.counts)
+        began, before = time.monotonic(), sum(self.state.left(self.wanted).values())
         failed = 0
+        nursery = Nursery() if self.wanted.forks else None
         try:
+            if nursery is not None:
+                nursery.open()
             if weed is not None:
                 weed.start()
                 weed.make_bucket("dcnr")
             while self.state.left(self.wanted) and failed < max_failures:
-                failed += not self._once(weed)
+                failed += not self._once(weed, nursery)
                 left = sum(self.state.left(self.wanted).values())
-                done = sum(self.state.done[name] for name in self.wanted.counts) - before
-                if done:
+                if done := before - left:
                     eta = (time.monotonic() - began) / done * left / 60
                     self.said(f"  {left} of {sum(self.wanted.counts.values())} faults left, about {eta:.0f} min")
         finally:
             if weed is not None:
                 weed.stop()
+            if nursery is not None:
+                nursery.close()
         return not failed
 
     def _truth(self, net: Net) -> tuple[Prepared, Undisturbed]:
         if net.name not in self._truths:
             prepared = net.prepared(self.folder / "data")
-            self._truths[net.name] = (prepared, truth(prepared))
+            self._truths[net.name] = (prepared, kept(prepared, self.folder / "truths"))
         return self._truths[net.name]
 
-    def _once(self, weed: Weed | None) -> bool:
+    def _once(self, weed: Weed | None, nursery: Nursery | None) -> bool:
         wanted, number = self.wanted, len(self.state.runs) + len(self.state.failures)
         net = NETS[number % len(NETS)]
         prepared, expected = self._truth(net)
@@ -159,38 +177,45 @@ class Campaign:
         seed = random.Random(f"{wanted.seed}/{number}").randrange(1, 10**6)
         home = self.folder / f"run-{number}"
         chosen = odds(self.state.left(wanted))
-        if not remote:
-            chosen.pop(Kind.STORE, None)
+        chosen.pop(Kind.DISK if remote else Kind.STORE, None)
         if not chosen:
             chosen = {Kind.CLI: 1.0}
-        shape = Shape(
-            home, wanted.pnodes, wanted.lease_s, seed=seed,
-            store=weed.url("dcnr", f"run-{number}-{uuid.uuid4().hex[:8]}") if remote and weed is not None else "",
-            server=weed if remote else None,
-        )  # fmt: skip
         run = {
             "run": number, "network": net.name, "store": "seaweed" if remote else "local", "seed": seed,
-            "lease_s": wanted.lease_s, "odds": {str(kind): weight for kind, weight in chosen.items()},
+            "lease_s": wanted.lease_s, "forks": wanted.forks, "steps": len(expected.losses),
+            "odds": {str(kind): weight for kind, weight in chosen.items()},
         }  # fmt: skip
         began = time.monotonic()
         story: list[str] = []
         rules = Rules(faults=wanted.faults, stuck_s=max(120.0, 20 * wanted.lease_s))
-        trial = Trial(shape, seed, chosen, rules, wanted.gap_s, wanted.members, told=listened(story))
-        try:
-            survived = asyncio.run(undergo(trial, prepared, Terminal("json")))
-            problems = self._problems(survived, expected)
-        except DCNRError as error:
-            survived, problems = None, [error.message]
-        run["seconds"] = round(time.monotonic() - began, 1)
+        with contextlib.ExitStack() as stack:
+            store, disk = "", None
+            if remote:
+                store = weed.url("dcnr", f"run-{number}-{uuid.uuid4().hex[:8]}")
+            elif Kind.DISK in chosen:
+                disk = stack.enter_context(small_disk(home / "disk"))
+                store = (disk / "store").as_uri() if disk is not None else ""
+            shape = Shape(
+                home, wanted.pnodes, wanted.lease_s, seed=seed, store=store, server=weed if remote else None, disk=disk,
+                launch=nursery.start if nursery is not None else processes.start,
+            )  # fmt: skip
+            trial = Trial(shape, seed, chosen, rules, wanted.gap_s, wanted.members, told=listened(story))
+            try:
+                survived = asyncio.run(undergo(trial, prepared, Terminal("json")))
+                problems = self._problems(survived, expected)
+            except DCNRError as error:
+                survived, problems = None, [error.message]
+            run["seconds"] = round(time.monotonic() - began, 1)
         if survived is not None:
             outcome = survived.outcome
             run |= {"faults": dict(outcome.counts()), "epochs": outcome.epochs, "redone": outcome.redone}
             run |= {"hash": outcome.final_hash, "missing": outcome.missing, "flipped": outcome.flipped}
+            run["wounds"] = [recorded(wound) for wound in outcome.wounds]
         if problems or survived is None:
             self.state.failures.append({**run, "problems": problems, "story": story, "home": str(home)})
             self.said(f"run {number}: {net.name}, seed {seed}: FAILED: {'; '.join(problems)} (logs: {home})")
         else:
-            self.state.add(run, survived.outcome.wounds, wanted.lease_s)
+            self.state.runs.append(run)
             told = ", ".join(f"{count} {kind}" for kind, count in sorted(run["faults"].items()))
             self.said(
                 f"run {number}: {net.name} on {run['store']}, seed {seed}: equal after {told}; "
@@ -206,6 +231,20 @@ class Campaign:
         return problems + [text for text in survived.outcome.breaches if text not in problems]
 
 
+def kept(prepared: Prepared, folder: Path) -> Undisturbed:
+    """The undisturbed run, computed unless it is in the folder already."""
+    steps = prepared.network.recipe.steps
+    name = digest_of(prepared.network.to_bytes() + prepared.packed.digest.encode() + torch_build().encode())
+    path = folder / f"{name}-{steps}.json"
+    if path.exists():
+        raw = json.loads(path.read_text())
+        return Undisturbed(raw["losses"], {steps: raw["hash"]})
+    found = truth(prepared)
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"losses": found.losses, "hash": found.hashes[steps]}))
+    return found
+
+
 def listened(story: list[str]) -> Told:
     def hurt(wound: Wound) -> None:
         story.append(f"{wound.at_s:.1f} s, step {wound.step}: {wound.kind} {wound.target}: {wound.text}")
@@ -217,17 +256,39 @@ def listened(story: list[str]) -> Told:
 
 
 def table(state: State, wanted: Wanted) -> str:
-    """What was done, by network and store."""
-    names = [*wanted.counts, *sorted(set(state.done) - set(wanted.counts))]
-    columns = [*state.by_network, *state.by_store]
-    counts = {**state.by_network, **state.by_store}
+    """What was done, by network, store and lease, and how long until the first new step."""
+    whole = state.done()
+    leases = sorted({float(run["lease_s"]) for run in state.runs})
+    columns = {
+        **{name: state.done(network=name) for name in sorted({run["network"] for run in state.runs})},
+        **{name: state.done(store=name) for name in sorted({run["store"] for run in state.runs})},
+        **{f"lease {lease:g} s": state.done(lease) for lease in leases},
+    }
     lines = ["| fault | wanted | done | " + " | ".join(columns) + " |", "|---" * (3 + len(columns)) + "|"]
-    for name in names:
-        cells = " | ".join(str(counts[column][name]) for column in columns)
-        lines.append(f"| {name} | {wanted.counts.get(name, '')} | {state.done[name]} | {cells} |")
-    equal = len(state.runs)
-    lines.append("")
-    lines.append(
-        f"{equal} runs ended with the hash and the losses of the undisturbed run, {len(state.failures)} did not."
-    )
+    for name in [*wanted.counts, *sorted(set(whole) - set(wanted.counts))]:
+        cells = " | ".join(str(counts[name]) for counts in columns.values())
+        lines.append(f"| {name} | {wanted.counts.get(name, '')} | {whole[name]} | {cells} |")
+    lines += ["", "| fault | lease | times | new step after: median | p95 | longest | steps made again: median |"]
+    lines.append("|---" * 7 + "|")
+    for lease in leases:
+        hurts = [hurt for run in state.runs if run["lease_s"] == lease for hurt in run["wounds"]]
+        for name in sorted({name for hurt in hurts for name in names_of(hurt, lease)}):
+            mine = [hurt for hurt in hurts if name in names_of(hurt, lease) and hurt["recovered_s"] is not None]
+            if mine:
+                times = sorted(hurt["recovered_s"] for hurt in mine)
+                shown = f"{statistics.median(times):.1f} s | {at_rank(times, 0.95):.1f} s | {times[-1]:.1f} s"
+                again = statistics.median(hurt["redone"] for hurt in mine)
+                lines.append(f"| {name} | {lease:g} s | {len(mine)} | {shown} | {again:g} |")
+    redone, made = sum(run["redone"] for run in state.runs), sum(run["steps"] for run in state.runs)
+    hits = sum(count for name, count in whole.items() if name in set(Kind))
+    lines += [
+        "",
+        f"{len(state.runs)} runs with {hits} faults ended with the hash and the losses of the undisturbed run, ",
+    ]
+    lines[-1] += f"{len(state.failures)} did not; {redone} of {made + redone} steps were made again."
     return "\n".join(lines)
+
+
+def at_rank(ordered: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share does not exceed."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

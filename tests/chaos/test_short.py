@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,12 +20,12 @@ from cli.chaos.trial import Survived, Trial, undergo
 from cli.terminal import Terminal
 from tests.chaos.campaign import listened
 from tests.chaos.nets import CNN, GPT, MOE, Net, truth
+from tests.chaos.smalldisk import small_disk
 from tests.chaos.weed import Weed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SEED = int(os.environ.get("DCNR_CHAOS_SEED") or time.time())
-DISK_BYTES = 48 << 20
 
 
 def survive(net: Net, shape: Shape, order: tuple[Kind, ...], tmp_path: Path) -> Survived:
@@ -81,19 +78,3 @@ def test_slow_lines_and_a_full_disk(tmp_path: Path) -> None:
             order = tuple(kind for kind in order if kind is not Kind.DISK)
         store = (disk / "store").as_uri() if disk is not None else ""
         survive(MOE, Shape(tmp_path / "home", 5, 1.0, store=store, disk=disk), order, tmp_path)
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[Path | None]:
-    """A file system of its own, small enough to be filled; None where it can't be mounted (it takes root)."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "dcnr-chaos", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(f"no disk will be full: {done.stderr.strip()}")
-        yield None
-        return
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -27,6 +27,7 @@ from pnode.work import Work, build_work
 from storage.store import StoreUnavailableError
 from wire.errors import DCNRError, RemoteError, UnreachableError
 from wire.messages import Deployment
+from wire.refusals import CANNOT_PREPARE, STORE_AWAY, UNHEALTHY
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -165,12 +166,12 @@ async def _checkpoint(
 def explain(error: BaseException) -> tuple[str, str, str]:
     """Code, text and hint of a refusal to prepare.
 
-    "store-away": the same may be tried again. "unhealthy": another PNode should be. "cannot-prepare": it can't be.
+    Codes: see wire.refusals.
     """
     if isinstance(error, StoreUnavailableError):
-        return "store-away", error.message, error.hint
+        return STORE_AWAY, error.message, error.hint
     if isinstance(error, UnreachableError):
-        return "unhealthy", error.message, error.hint
+        return UNHEALTHY, error.message, error.hint
     if isinstance(error, DCNRError):
-        return "cannot-prepare", error.message, error.hint
-    return "cannot-prepare", f"{type(error).__name__}: {error}", ""
+        return CANNOT_PREPARE, error.message, error.hint
+    return CANNOT_PREPARE, f"{type(error).__name__}: {error}", ""

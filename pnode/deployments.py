@@ -35,6 +35,7 @@ from wire.messages import (
     SessionBeat,
     StartRun,
 )
+from wire.refusals import STALE_EPOCH, SUPERSEDED
 
 REMEMBERED = 1000
 FETCH_AWAY_S = 20.0
@@ -93,7 +94,7 @@ class Deployments:
         newest = seat.epoch if seat is not None else self._over.get(message.session, 0)
         if message.epoch < newest or (seat is None and message.epoch == newest):
             text = f"epoch {message.epoch} of {message.session} is over, epoch {newest} is known here"
-            self._hub.bus.send(sender, Refused(message.request_id, "stale-epoch", text))
+            self._hub.bus.send(sender, Refused(message.request_id, STALE_EPOCH, text))
             return
         if seat is not None and seat.epoch == message.epoch and seat.session is not None:
             self._hub.bus.send(sender, Ok(message.request_id))
@@ -115,7 +116,7 @@ class Deployments:
         if seat.building is not None:
             seat.building.cancel()
             seat.building = seat.fetch = None
-            self._answer(seat, lambda request_id: Refused(request_id, "superseded", why))
+            self._answer(seat, lambda request_id: Refused(request_id, SUPERSEDED, why))
         if seat.session is not None:
             seat.session.release()
             seat.session = None

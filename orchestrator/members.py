@@ -12,7 +12,7 @@ from orchestrator.records import INCARNATIONS_KEY, IncarnationRecord
 from orchestrator.truth import OvertakenError, SupersededError
 from storage.sealed import unseal
 from wire.errors import DCNRError, UnreachableError
-from wire.messages import Heartbeat, InspectRun, Registered, Release, SessionBeat
+from wire.messages import Heartbeat, InspectRun, Registered, Release, ReportNow, SessionBeat
 from wire.requests import RefusedError
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ class Members:
                     service.answer_refused(peer, request_id, code, text, hint)
                 case membership.Probe():
                     service.spawn(self._probe(command), f"probe of {command.pnode}")
+                case membership.AskReports(pnodes=pnodes):
+                    for pnode in pnodes:
+                        service.tell(pnode, ReportNow(), limit_s=0)
                 case membership.Joined(pnode=pnode, incarnation=incarnation):
                     service.logger.info("joined", pnode=pnode, incarnation=incarnation)
                 case membership.Lost(pnode=pnode, incarnation=incarnation, peer=peer, reason=reason):

@@ -15,6 +15,9 @@ Rules:
   is refused; silence, and the newcomer takes over.
 - While bytes flow from a member (`flows`), as other PNodes report or the bus sees, it is not lost: a loop that is busy
   sending is not dead. It's probed again and again.
+- A connection of a member that closes (`broke`) is how the end of its process shows long before its lease is over: it
+  has `PROBE_S` to answer, and the others of its sessions are asked for a report. If it is silent, it's lost, unless
+  bytes have come from it since; while one of the others has not reported, it's probed again, up to `BROKEN_S`.
 - A member whose compute thread died or hangs is alive but not healthy: it gets no VNodes. A new incarnation is healthy.
 """
 
@@ -30,7 +33,10 @@ LEASE_S = 10.0
 PROBE_S = 1.0
 """For an answer of a holder whose id is claimed; a suspect has a fifth of the lease, if that is more."""
 REPORT_EVERY_S = 2.0
+BROKEN_S = REPORT_EVERY_S + 2 * PROBE_S
+"""After a connection closed, the longest wait for reports of the others."""
 MAX_PNODES = 4096
+NEVER = float("-inf")
 
 
 class State(Enum):
@@ -70,8 +76,12 @@ class Member:
     loop_lag_s: float = 0.0
     compute: str = "idle"
     compute_s: float = 0.0
-    flowed: float = float("-inf")
-    """When bytes last arrived from it, at whoever."""
+    flowed: float = NEVER
+    """When bytes last arrived from it, at whoever; since its connection closed, if it did."""
+    broken: float = NEVER
+    """When its connection closed, if nothing came from it since."""
+    reported: float = NEVER
+    """When its last report came."""
     health: str = ""
     """Why it gets no VNodes, "" if it may."""
     granted: bool = False
@@ -113,6 +123,13 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class AskReports:
+    """Have these members report at once: from whom they hear decides whether another one is lost."""
+
+    pnodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """A PNode is a member under a new incarnation."""
 
@@ -137,7 +154,7 @@ class Note:
     text: str
 
 
-Command = Grant | Refuse | Probe | Joined | Lost | Note
+Command = Grant | Refuse | Probe | AskReports | Joined | Lost | Note
 
 
 @dataclass(slots=True)
@@ -225,7 +242,7 @@ class Membership:
         if member is None or member.incarnation != message.incarnation:
             return False, []
         commands = self._sign(member, now)
-        member.sessions = list(message.sessions)
+        member.sessions, member.reported = list(message.sessions), now
         member.rss_bytes, member.loop_lag_s = message.rss_bytes, message.loop_lag_s
         member.compute, member.compute_s = message.compute, message.compute_s
         for peer in message.heard:
@@ -259,6 +276,19 @@ class Membership:
             return []
         _move(member, State.SUSPECT)
         return [Note(f"{pnode} is suspected: {why}"), *self._probe(member, now, self.probe_s)]
+
+    def broke(self, sender: PeerRef, now: float) -> list[Command]:
+        """A connection of a member closed and nothing more came over it."""
+        member = self.by_peer(sender)
+        if member is None or member.broken != NEVER:
+            return []
+        member.broken, member.flowed = now, NEVER
+        commands: list[Command] = []
+        if member.state is State.ALIVE:
+            _move(member, State.SUSPECT)
+            commands.append(Note(f"{member.id} is suspected: its connection closed"))
+        fellows = tuple(fellow.id for fellow in self._fellows(member))
+        return [*commands, *self._probe(member, now, PROBE_S), *([AskReports(fellows)] if fellows else [])]
 
     def excuse(self, now: float) -> None:
         """This process stood still: what was not heard meanwhile is held against nobody."""
@@ -319,6 +349,10 @@ class Membership:
             return []
         elif now - member.flowed < self.lease_s / 2:
             return self._probe(member, now, self.probe_s)
+        elif now - member.broken < BROKEN_S and any(
+            fellow.reported <= member.broken for fellow in self._fellows(member)
+        ):
+            return self._probe(member, now, PROBE_S)
         else:
             reason = self._silence(member, now, now - probed)
         return [*self._end(member, State.LOST, reason), *self._decide(pnode, now, wall)]
@@ -362,6 +396,17 @@ class Membership:
         self._probing[member.id] = now
         return [Probe(member.id, member.peer, limit_s)]
 
+    def _fellows(self, member: Member) -> list[Member]:
+        """The other living members of its sessions."""
+        names = {beat.session for beat in member.sessions}
+        return [
+            other
+            for other in self.members.values()
+            if other is not member
+            and other.state is State.ALIVE
+            and any(beat.session in names for beat in other.sessions)
+        ]
+
     def _silence(self, member: Member, now: float, probed_s: float) -> str:
         """Why a suspect is lost: what is known of it, so that a stalled loop is told from a dead process."""
         last = f"its last report was {now - member.seen:.0f} s ago"
@@ -369,6 +414,11 @@ class Membership:
             last += f", its event loop {member.loop_lag_s:.1f} s behind"
         if member.compute != "idle":
             last += f", its compute thread {member.compute} for {member.compute_s:.0f} s"
+        if member.broken != NEVER:
+            return (
+                f"its connection closed, and it did not answer a probe within {probed_s:.0f} s ({last}): its process "
+                f"ended, or its network is cut"
+            )
         return (
             f"no sign of life for {now - member.seen:.0f} s, nor an answer to a probe within {probed_s:.0f} s "
             f"({last}): its process ended or stands still, or its network is cut"
@@ -397,7 +447,7 @@ class Membership:
         return Grant(message.request_id, peer, message.pnode, self.members[message.pnode].incarnation, fresh)
 
     def _sign(self, member: Member, now: float) -> list[Command]:
-        member.seen = max(member.seen, now)
+        member.seen, member.broken = max(member.seen, now), NEVER
         if member.state is State.SUSPECT:
             _move(member, State.ALIVE)
             self._probing.pop(member.id, None)

@@ -159,6 +159,7 @@ class Service:
             raise StoreUnavailableError(f"the store can't be used: {error.message}", hint=error.hint) from error
         self.bus.on_message(self._on_message)
         self.bus.on_loss(self._on_loss)
+        self.bus.on_break(self._on_break)
         await self.bus.start()
         term = await self.truth.raise_term(self.bus.me)
         granted = await self.truth.incarnations()
@@ -320,6 +321,12 @@ class Service:
             self.vigil.hold_back(lambda: self._on_loss(peer, reason))
             return
         self.members.carry(self.membership.lost_peer(peer, reason, self.now(), self.wall()))
+
+    def _on_break(self, peer: PeerRef) -> None:
+        if not self.vigil.awake():
+            self.vigil.hold_back(lambda: self._on_break(peer))
+            return
+        self.members.carry(self.membership.broke(peer, self.now()))
 
     def send(self, to: PeerRef, message: Message, frames: Sequence[bytes] = ()) -> None:
         """Send; a peer that went away meanwhile is no error."""

@@ -51,6 +51,7 @@ from wire.messages import (
     Profile,
     Refused,
     Release,
+    ReportNow,
     ShutDown,
     StartRun,
     TieGradient,
@@ -269,6 +270,9 @@ class Daemon:
         match message:
             case HeartbeatAck():
                 self.membership.acknowledged(sender, message)
+            case ReportNow():
+                if not self.membership.outdated(sender):
+                    self.membership.report_now()
             case Prepare() | StartRun() | HoldRun() | Release():
                 if not self.membership.fenced(sender, message.request_id, message.term):
                     self._command(sender, message, frames)

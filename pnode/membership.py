@@ -153,15 +153,21 @@ class Membership:
         while True:
             await self.registered.wait()
             if not self._away.is_set():
-                standing = self.standing
-                try:
-                    self._hub.bus.send(self._hub.orchestrator, self._member.beat(standing.incarnation, standing.term))
-                except DCNRError as error:
-                    self._log.debug("no heartbeat", error=str(error))
-                if silent := standing.silent(self._hub.clock()):
+                self.report_now()
+                if silent := self.standing.silent(self._hub.clock()):
                     self._log.warning("orchestrator is silent, registering again", seconds=round(silent, 1))
                     self._away.set()
             await asyncio.sleep(self.standing.report_every_s)
+
+    def report_now(self) -> None:
+        """Report once."""
+        standing = self.standing
+        if not standing.incarnation:
+            return
+        try:
+            self._hub.bus.send(self._hub.orchestrator, self._member.beat(standing.incarnation, standing.term))
+        except DCNRError as error:
+            self._log.debug("no heartbeat", error=str(error))
 
     def acknowledged(self, sender: PeerRef, ack: HeartbeatAck) -> None:
         """A report was answered."""

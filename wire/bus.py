@@ -25,6 +25,10 @@ LossHandler = Callable[[PeerRef, str], None]
 """Called when a peer's boot is gone for good (restarted under a new boot, refused us, or closed) with the reason."""
 
 
+BreakHandler = Callable[[PeerRef], None]
+"""Called when a connection of a peer closed and nothing more came from it: it may have ended, or come back at once."""
+
+
 class Bus(Protocol):
     """A process's connection to its peers. All methods are called in the event loop's thread."""
 
@@ -37,6 +41,9 @@ class Bus(Protocol):
 
     def on_loss(self, handler: LossHandler) -> None:
         """Set the one handler of lost peers."""
+
+    def on_break(self, handler: BreakHandler) -> None:
+        """Set the one handler of connections that closed: a hint, seldom late and sometimes wrong."""
 
     async def start(self) -> None:
         """Bind (unless dial-only) and begin to receive."""
@@ -66,7 +73,7 @@ class Bus(Protocol):
 
     def heard(self) -> list[PeerRef]:
         """The processes from which anything arrived since the last call: also acknowledgements, and pieces of messages
-        that are not whole yet."""
+        that are not whole yet. What came before its connection closed does not count."""
 
     def forget(self, to: PeerRef) -> None:
         """Drop the link to this peer and what is queued for it."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from wire.bus import Buffer, Handler, LossHandler
+from wire.bus import BreakHandler, Buffer, Handler, LossHandler
 from wire.codec import Payload
 from wire.commands import Command, Deliver, Lost, Release, Route, Transmit
 from wire.endpoint import Endpoint, Source
@@ -74,6 +74,7 @@ class Driver(ABC):
         self._endpoint: Endpoint | None = None
         self._handler: Handler | None = None
         self._loss_handler: LossHandler | None = None
+        self._break_handler: BreakHandler | None = None
         self._questions: dict[str, _Question] = {}
         self._memory = AnswerMemory(limits)
         self._upcalls: deque[Deliver | Lost] = deque()
@@ -129,6 +130,10 @@ class Driver(ABC):
     def on_loss(self, handler: LossHandler) -> None:
         """Set the one handler of lost peers."""
         self._loss_handler = handler
+
+    def on_break(self, handler: BreakHandler) -> None:
+        """Set the one handler of connections that closed."""
+        self._break_handler = handler
 
     def send(self, to: PeerRef, message: Message, frames: Sequence[Buffer] = (), *, lane: int | None = None) -> None:
         """Queue a message, fire and forget; see `wire.bus.Bus.send`."""
@@ -227,6 +232,15 @@ class Driver(ABC):
         self._links.on_frames(source, header, frames, self._now(), self._out)
         if self._out or self._upcalls:
             self._perform()
+
+    def _broke(self, name: str, boot: int) -> None:
+        """A connection that this process had dialled closed, and all that came over it was taken."""
+        peer = self._links.broke(name, boot)
+        if peer is not None and self._break_handler is not None and not self._closed:
+            try:
+                self._break_handler(peer)
+            except Exception as error:
+                self._failed(error)
 
     def _batch_done(self) -> None:
         self._links.flush(self._now(), self._out)

@@ -120,6 +120,14 @@ class Endpoint:
         since, self._asked_at = self._asked_at, now
         return [peer.ref for peer in self._directory if peer.ref.boot and peer.sign_at >= since]
 
+    def broke(self, name: str, boot: int) -> PeerRef | None:
+        """A connection of that process closed: who it is, if it is known; what came from it before is no sign of it."""
+        peer = self._directory.by_boot.get((name, boot))
+        if peer is None:
+            return None
+        peer.sign_at = -math.inf
+        return peer.ref
+
     def forget(self, to: PeerRef, out: list[Command]) -> None:
         """Drop the link to this peer and what is queued for it; what it sends later begins a new link."""
         peer = self._directory.known(to)

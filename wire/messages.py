@@ -138,6 +138,10 @@ class HeartbeatAck(Message, tag="heartbeat_ack", frozen=True):
     known: bool
 
 
+class ReportNow(Message, tag="report_now", frozen=True):
+    """Report at once: another PNode's connection closed, and from whom this one hears decides what that means."""
+
+
 class Goodbye(Message, tag="goodbye", frozen=True):
     """The PNode ends in good order."""
 

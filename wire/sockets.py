@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -38,6 +39,9 @@ from wire.packets import Kind
 
 NOBLOCK = int(zmq.NOBLOCK)
 NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+_EVENT = struct.Struct("=Hi")
+"""libzmq's event and its value: of a connection that closed, the descriptor it had."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
@@ -153,6 +157,39 @@ class Inlet:
         while self.socket.getsockopt(zmq.RCVMORE):
             self.socket.recv(zmq.NOBLOCK)
         self._inside = False
+
+
+class Monitor:
+    """Tells which of a ROUTER's connections closed. Close it before the ROUTER."""
+
+    def __init__(self, router: zmq.Socket[bytes]) -> None:
+        self._router = router
+        self._socket = router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self.fd = int(self._socket.getsockopt(zmq.FD))
+
+    def closed(self) -> list[int]:
+        """Descriptors of connections that closed since the last call."""
+        found: list[int] = []
+        while True:
+            try:
+                event, _ = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return found
+            found.append(_EVENT.unpack(event[: _EVENT.size])[1])
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._router.disable_monitor()
+        self._socket.close(linger=0)
+
+
+def connection_of(part: zmq.Frame) -> int | None:
+    """The descriptor of the connection that a received part came over; another one may have it later."""
+    try:
+        return int(part.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None
 
 
 class Outlet:

@@ -25,7 +25,17 @@ from wire.errors import DCNRError
 from wire.ids import Boot
 from wire.limits import DRAIN_BYTES, DRAIN_MESSAGES, LIMITS, LINGER_MS, Limits
 from wire.messages import CONTROL, LANES, PeerRef
-from wire.sockets import Inlet, Outlet, new_context, new_dealer, new_router, refuse_fork, tune_allocator
+from wire.sockets import (
+    Inlet,
+    Monitor,
+    Outlet,
+    connection_of,
+    new_context,
+    new_dealer,
+    new_router,
+    refuse_fork,
+    tune_allocator,
+)
 
 CLOSE_S = 1.0
 """How long closing waits for what was sent to be acknowledged."""
@@ -82,6 +92,9 @@ class ZmqBus(Driver):
         self._replies_s = ROUTER_AGAIN_S
         self._identities: dict[tuple[str, int, int], bytes] = {}
         self._sources: dict[bytes, Source | None] = {}
+        self._monitor: Monitor | None = None
+        self._connections: dict[int, bytes] = {}  # identities by the descriptor of the connection for control
+        self._broken: list[bytes] = []  # identities whose connection closed, until all that came over it is taken
         self._dealers: dict[tuple[str, int], _Dealer] = {}
         self._dealer_numbers: dict[str, int] = {}  # by address: two of one peer's addresses never share an identity
         self._unroutable = 0
@@ -109,8 +122,10 @@ class ZmqBus(Driver):
                 raise
         self._endpoint = Endpoint(PeerRef(self._id, self._boot, addresses), self._limits)
         if self._router is not None:
+            self._monitor = Monitor(self._router)
+            self._running_loop.add_reader(self._monitor.fd, self._look_at_connections)
+            self._look_at_connections()  # its descriptor tells only whoever has found nothing once
             self._running_loop.add_reader(self._router_fd, self._drain_router)
-            self._router_soon()
 
     def _listen(self, bind: str) -> list[str]:
         assert self._context is not None
@@ -165,6 +180,10 @@ class ZmqBus(Driver):
             self._close_dealer(dealer)
         self._dealers.clear()
         if self._router is not None:
+            if self._monitor is not None:
+                self._running_loop.remove_reader(self._monitor.fd)
+                self._monitor.close()
+                self._monitor = None
             if self._router_fd >= 0 and self._loop is not None:
                 self._loop.remove_reader(self._router_fd)
             self._router.close(linger=LINGER_MS)
@@ -301,13 +320,33 @@ class ZmqBus(Driver):
             return
         if self._drain(self._router_inlet, None):
             self._router_soon()
+        elif self._broken:
+            broken, self._broken = self._broken, []
+            for identity in broken:
+                source, _ = _parsed(identity)
+                if source is not None and identity not in self._sources:  # else it has dialled again
+                    self._broke(source.id, source.boot)
+
+    def _look_at_connections(self) -> None:
+        """Those that closed: their peers are told of once all that they sent is taken."""
+        if self._monitor is None or self._closed:
+            return
+        for descriptor in self._monitor.closed():
+            identity = self._connections.pop(descriptor, None)
+            if identity is not None:
+                self._sources.pop(identity, None)
+                self._broken.append(identity)
+        self._router_soon()
 
     def _drain(self, inlet: Inlet, lane: int | None) -> bool:
-        """Take packets, control first; True if there may be more. `lane` None: from the ROUTER."""
+        """Take packets, control first; True if there may be more. `lane` None: from the ROUTER.
+
+        What a packet brings may end its own connection: a peer that has restarted, a handler that forgets its peer.
+        """
         bulk: list[tuple[Source, list[Any]]] = []
         taken = size = 0
         more = True
-        while taken < DRAIN_MESSAGES and size < DRAIN_BYTES:
+        while taken < DRAIN_MESSAGES and size < DRAIN_BYTES and not inlet.socket.closed:
             parts = None if taken == 1 and not inlet.ready() else inlet.take()
             if parts is None:
                 more = False
@@ -345,8 +384,13 @@ class ZmqBus(Driver):
         if len(self._sources) >= IDENTITIES:
             self._sources.clear()
             self._identities.clear()
+            self._connections.clear()
         source, number = _parsed(key)
         self._sources[key] = source
+        if source is not None and source.lane == CONTROL:
+            descriptor = connection_of(identity)
+            if descriptor is not None:
+                self._connections[descriptor] = key
         if source is not None:
             for lane in LANES:  # its connections for the other lanes may have been silent so far
                 known = (source.id, source.boot, lane)

@@ -168,6 +168,26 @@ async def test_a_receiver_that_stands_still_loses_nothing(client):
         assert client.bus.counters()["peers"][f"echo/{server.ref.boot}"]["resends"] == 0
 
 
+async def test_the_end_of_a_process_shows_at_once_by_its_connection_and_a_pause_does_not(client):
+    broken: asyncio.Queue[PeerRef] = asyncio.Queue()
+    client.bus.on_break(broken.put_nowait)
+    for _ in range(3):
+        with echo_process() as server:
+            await client.log(server.anyone)
+            (known,) = client.bus.heard()
+            server.signal(signal.SIGSTOP)
+            await asyncio.sleep(0.3)
+            assert broken.empty(), "its system still keeps the connection"
+            server.signal(signal.SIGCONT)
+            await client.log(server.anyone)
+            server.kill()
+            async with asyncio.timeout(5):
+                assert await broken.get() == known
+            assert client.bus.heard() == [], "what came before is no sign of life"
+            assert not client.lost, "a hint, no loss"
+            client.bus.forget(known)
+
+
 async def test_control_passes_bulk(client):
     with echo_process() as server:
         await client.log(server.anyone)

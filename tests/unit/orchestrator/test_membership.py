@@ -7,7 +7,7 @@ import random
 import pytest
 
 from orchestrator import membership
-from orchestrator.membership import Grant, Joined, Lost, Membership, Note, Probe, Refuse, State
+from orchestrator.membership import AskReports, Grant, Joined, Lost, Membership, Note, Probe, Refuse, State
 from wire.messages import Goodbye, Heartbeat, PeerRef, Profile, Register, SessionBeat
 
 PROFILE = Profile("box", "cpu", 1, 1e9, 1 << 30, 1e9, 1e-4, "torch", "cpu", "0")
@@ -343,3 +343,61 @@ def test_any_story_keeps_incarnations_growing_and_one_holder(seed: int) -> None:
             if isinstance(command, Grant) and command.fresh:
                 assert command.incarnation > granted[command.pnode]
                 granted[command.pnode] = command.incarnation
+
+
+RUN = SessionBeat("run", 1, 5, "running", "", 0.0)
+
+
+def three(lease_s: float = 10.0) -> Membership:
+    """p1 and p2 share a run, p3 has none."""
+    members = Membership(lease_s=lease_s)
+    for boot, pnode in enumerate(("p1", "p2", "p3"), 1):
+        register(members, pnode, boot, 0.0)
+        beat(members, pnode, boot, 1, 1.0, (RUN,) if boot < 3 else ())
+    return members
+
+
+def test_a_closed_connection_and_silence_for_one_second_is_the_end() -> None:
+    members = three()
+    commands = members.broke(peer("p1", 1), 2.0)
+    assert isinstance(commands[0], Note)
+    assert commands[1:] == [Probe("p1", peer("p1", 1), 1.0), AskReports(("p2",))]
+    assert members.members["p1"].state is State.SUSPECT
+    assert members.broke(peer("p1", 1), 2.1) == [], "it is known"
+    beat(members, "p2", 2, 1, 2.2, (RUN,))
+    (lost,) = members.silent("p1", peer("p1", 1), 3.0, 3.0)
+    assert isinstance(lost, Lost)
+    assert "connection closed" in lost.reason
+
+
+def test_a_closed_connection_of_a_member_that_answers_is_forgotten() -> None:
+    members = three()
+    members.broke(peer("p1", 1), 2.0)
+    members.answered("p1", peer("p1", 1), 2.1, 2.1)
+    assert members.members["p1"].state is State.ALIVE
+    assert members.silent("p1", peer("p1", 1), 9.0, 9.0) == [], "the lease counts from now on"
+
+
+def test_a_closed_connection_is_no_end_while_bytes_flow_elsewhere() -> None:
+    members = three()
+    members.flows(peer("p1", 1), 1.9)
+    members.broke(peer("p1", 1), 2.0)
+    beat(members, "p2", 2, 1, 2.2, (RUN,))
+    members.flows(peer("p1", 1), 2.5)
+    assert members.silent("p1", peer("p1", 1), 3.0, 3.0) == [Probe("p1", peer("p1", 1), 2.0)]
+    assert [type(command) for command in members.silent("p1", peer("p1", 1), 7.6, 7.6)] == [Lost]
+
+
+def test_who_shares_a_run_is_awaited_before_a_silent_one_is_lost_but_not_for_ever() -> None:
+    members = three()
+    members.broke(peer("p1", 1), 2.0)
+    for now in (3.0, 4.0, 5.0):
+        assert members.silent("p1", peer("p1", 1), now, now) == [Probe("p1", peer("p1", 1), 1.0)], "p2 has not reported"
+    assert [type(command) for command in members.silent("p1", peer("p1", 1), 6.0, 6.0)] == [Lost]
+
+
+def test_a_closed_connection_of_somebody_unknown_or_replaced_counts_for_nothing() -> None:
+    members = three()
+    assert members.broke(peer("p9", 9), 2.0) == []
+    assert members.broke(peer("p1", 7), 2.0) == []
+    assert members.members["p1"].state is State.ALIVE

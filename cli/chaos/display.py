@@ -51,6 +51,13 @@ class Display:
             finally:
                 self._status = None
 
+    def starting(self, name: str) -> None:
+        """That process is being started."""
+        if self._status is not None:
+            self._status.update(f"starting {name}", spinner_style="cyan")
+        elif not self.terminal.json:
+            self._line(f"starting {name}", "dim")
+
     def hurt(self, wound: Wound) -> None:
         """A fault happened."""
         self._faults += 1
@@ -90,13 +97,13 @@ class Display:
         self._rate = [(at, step) for at, step in self._rate if now - at < 15.0] + [(now, sight.highest)]
         span = now - self._rate[0][0]
         rate = (sight.highest - self._rate[0][1]) / span if span > 1 else 0.0
-        left = max(0.0, self.seconds - (now - self.began))
+        left = max(0.0, self.seconds - (now - self.began)) if self._runs else 0.0
         parts = [
             info.state, f"step {sight.highest}", f"saved {info.committed}", f"epoch {info.epoch}",
             f"loss {sight.losses[sight.highest]:.4f}" if sight.highest in sight.losses else "",
             f"{rate:.1f} steps/s" if span > 1 else "", units.plural(self._faults, "fault"),
             f"still {units.duration(sight.still_s(now))}" if sight.still_s(now) > 2 else "",
-            f"{units.duration(left)} left" if self.seconds else "",
+            f"{units.duration(left)} left" if left >= 1 else "",
         ]  # fmt: skip
         waits = f"; waits for {info.waiting[0]}" if info.waiting and sight.still_s(now) > 2 else ""
         return "  ".join(part for part in parts if part) + waits

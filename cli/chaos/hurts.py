@@ -62,7 +62,11 @@ async def kill(engine: Engine, fault: Fault, wound: Wound) -> None:
     """kill -9 of a PNode; it comes back after a while, sometimes with an empty disk."""
     name = await victim(engine, fault, wound)
     engine.strike(wound)
-    wound.text = _kill(engine, fault, name)
+    wound.text = _kill(engine, fault, name) + _idle(wound)
+
+
+def _idle(wound: Wound) -> str:
+    return "" if wound.hurt_member else "; it held nothing"
 
 
 def _kill(engine: Engine, fault: Fault, name: str) -> str:
@@ -85,6 +89,7 @@ async def pause(engine: Engine, fault: Fault, wound: Wound) -> None:
     wound.text = f"for {fault.seconds:.1f} s"
     if fault.seconds > engine.fleet.shape.lease_s:
         wound.text += ", longer than its lease"
+    wound.text += _idle(wound)
     engine.later(_go_on(engine, name, fault.seconds), wound)
 
 

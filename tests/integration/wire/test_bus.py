@@ -88,6 +88,29 @@ async def test_messages_of_all_sizes_there_and_back(bind):
         await client.bus.close()
 
 
+async def test_a_message_may_end_the_connection_that_it_came_over():
+    """Seen where a client watched an orchestrator that was killed and came back."""
+    problems: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+    client = Client(bind=None)
+
+    def handle(sender: PeerRef, message: Message, frames: Sequence[memoryview]) -> None:
+        client.bus.forget(sender)
+        client.got.put_nowait((message, []))
+
+    client.bus.on_message(handle)
+    with echo_process() as server:
+        await client.bus.start()
+        for step in range(20):
+            client.bus.send(server.anyone, echoed(step, []))
+        time.sleep(0.3)  # noqa: ASYNC251, so that several answers wait together
+        message, _ = await client.next()
+        await asyncio.sleep(0.1)
+        await client.bus.close()
+    assert message.step == 0
+    assert problems == []
+
+
 async def test_all_addresses_and_boots_are_known_after_the_first_answer(client):
     with echo_process() as server:
         client.bus.send(server.anyone, echoed(1, []))

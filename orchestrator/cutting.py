@@ -67,11 +67,11 @@ class Cutting:
             self._ready[message.step] = (self._cuts.ordered(cut), sorted(cut.environments))
             driver.feed(events.PartsArrived(message.epoch, message.step))
 
-    def awaited(self) -> list[str]:
-        """Whose parts are awaited, as sentences."""
+    def awaited(self, step: int) -> list[str]:
+        """Whose parts of that step are awaited."""
         if self._cuts is None or self._driver.session.deployment is None:
             return []
-        return [f"{', '.join(names)}: parts of step {step}" for step, names in self._cuts.awaited().items() if names]
+        return self._cuts.awaited().get(step, [])
 
     def _wanted(self, epoch: int) -> bool:
         """Whether a cut of that epoch is still worth waiting for the store."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from orchestrator import membership
 from orchestrator.lifecycle import ACTIVE
 from orchestrator.placement import Plan
+from orchestrator.waits import sentence
 from wire import messages
 
 if TYPE_CHECKING:
@@ -91,18 +92,24 @@ def session(service: Service, driver: SessionDriver) -> messages.SessionInfo:
 
 def waiting(service: Service, driver: SessionDriver) -> list[str]:
     """Who is awaited, for what and since when: by the orchestrator, then by the PNodes themselves."""
-    found = [line for line in driver.session.waiting(service.now()) if not line.startswith("the pipeline: ")]
-    if found:
-        found.extend(driver.cutting.awaited())
+    now = service.now()
+    found = [line for line in driver.session.waiting(now) if not line.startswith("the pipeline: ")]
+    for key in driver.session.waits.of("parts"):
+        step = int(key.partition(" ")[2])
+        if names := driver.cutting.awaited(step):
+            wait = driver.session.waits[key]
+            what = f"{', '.join(names)}: parts of step {step}"
+            found.append(sentence(what, now - wait.since, wait.deadline - wait.since))
     if driver.session.state not in ACTIVE:
         return found
     for member, beat in membership.beats_of(service.membership.members.values(), driver.session.id):
         if beat.epoch == driver.session.record.epoch and beat.waiting_for and beat.waiting_s >= STALLED_S:
-            found.append(f"{member.id} waits for {beat.waiting_for}, for {beat.waiting_s:.0f} s")
+            found.append(sentence(f"{member.id} waits for {beat.waiting_for}", beat.waiting_s, beat.limit_s))
+    limit_s = service.membership.lease_s + 2 * service.membership.probe_s
     for pnode in driver.session.pnodes:
         known = service.membership.find(pnode)
         if known is not None and known.state is membership.State.SUSPECT:
-            found.append(f"{pnode}: no sign of life for {service.now() - known.seen:.0f} s")
+            found.append(sentence(f"{pnode}: a sign of life", now - max(known.seen, known.flowed), limit_s))
     return found
 
 

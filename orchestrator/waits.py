@@ -40,10 +40,14 @@ class Waits(dict[str, Wait]):
     def sentences(self, now: float) -> list[str]:
         """Each wait as a sentence."""
         return [
-            f"{wait.who}: {wait.what}, for {now - wait.since:.0f} s (at most {wait.deadline - wait.since:.0f} s)"
-            for wait in self.values()
+            sentence(f"{wait.who}: {wait.what}", now - wait.since, wait.deadline - wait.since) for wait in self.values()
         ]
 
     def deadline(self) -> float:
         """The soonest of all."""
         return min((wait.deadline for wait in self.values()), default=float("inf"))
+
+
+def sentence(what: str, seconds: float, limit_s: float) -> str:
+    """A wait as it is shown, whoever waits."""
+    return f"{what}, for {seconds:.0f} s (at most {limit_s:.0f} s)"

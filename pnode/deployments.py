@@ -233,12 +233,14 @@ def _unprepared(seat: _Seat, now: float) -> SessionBeat:
     """A seat whose session is being built, or could not be."""
     if seat.building is None:
         return SessionBeat(seat.name, seat.epoch, seat.start_step, "failed", seat.problem[:1000], now - seat.since)
-    moved, waiting = 0, ""
+    moved, waiting, since, limit_s = 0, "", 0.0, 0.0
     if seat.fetch is not None:
         moved = seat.fetch.moved
-        waiting = f"store: {seat.fetch.trouble}" if seat.fetch.trouble else ""
-    since = now - seat.since if waiting else 0.0
-    return SessionBeat(seat.name, seat.epoch, seat.start_step, "preparing", waiting[:1000], since, moved)
+        if seat.fetch.trouble:
+            waiting, since, limit_s = f"store: {seat.fetch.trouble}", now - seat.since, seat.fetch.away_s
+    return SessionBeat(
+        seat.name, seat.epoch, seat.start_step, "preparing", waiting[:1000], since, moved, limit_s=limit_s
+    )
 
 
 def read_deployment(message: Prepare, frames: Sequence[memoryview]) -> Deployment:

@@ -8,21 +8,16 @@ this deployment or of one that takes its place, fetches only the rest.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar
 
 from pnode.memory import CutMemory, State
 from storage.blobs import Blobs
-from storage.checkpoints import Manifest, read_manifest
-from storage.keys import part_key
+from storage.checkpoints import Manifest, load_part, read_manifest
 from storage.store import Store, StoreUnavailableError
 from wire.messages import Part
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 T = TypeVar("T")
 
@@ -30,32 +25,13 @@ PARALLEL = 8
 PATIENCE_S, MAX_PATIENCE_S = 0.25, 4.0
 
 
-class _Streams:
-    """A store whose streams are counted; all else is the store's own."""
-
-    def __init__(self, store: Store, count: Callable[[int], None]) -> None:
-        self._store = store
-        self._count = count
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._store, name)
-
-    async def get_stream(self, key: str, *, sha256: str | None = None) -> AsyncGenerator[bytes]:
-        """The object in chunks."""
-        async with contextlib.aclosing(self._store.get_stream(key, sha256=sha256)) as chunks:
-            async for chunk in chunks:
-                self._count(len(chunk))
-                yield chunk
-
-
 class Fetch:
     """The bytes of one preparation. `away_s`: how long a store may be away before it is given up."""
 
     def __init__(self, store: Store, clock: Callable[[], float], away_s: float) -> None:
-        self._streams = _Streams(store, self._came)
         self._store = store
         self._clock = clock
-        self._away_s = away_s
+        self.away_s = away_s
         self._gate = asyncio.Semaphore(PARALLEL)
         self.moved = 0
         """Bytes that have come; also grows while the fetched is put to use."""
@@ -77,8 +53,7 @@ class Fetch:
 
     async def blob_file(self, digest: str, path: Path) -> None:
         """A blob as a file, unless it is there. Raises StoreError."""
-        blobs = Blobs(cast(Store, self._streams))
-        await self._patiently(lambda: blobs.fetch_to_file(digest, path))
+        await self._patiently(lambda: Blobs(self._store).fetch_to_file(digest, path, on_bytes=self._came))
 
     async def manifest(self, prefix: str, key: str, digest: str) -> Manifest:
         """A manifest. Raises StoreError."""
@@ -93,22 +68,14 @@ class Fetch:
             self.remembered += 1
             return kept
         async with self._gate:
-            state = await self._patiently(lambda: self._part(prefix, part))
+            state = await self._patiently(lambda: load_part(self._store, prefix, part, on_bytes=self._came))
         memory.add(step, part.vnode, state, part.digest)
         self.fetched += 1
         self.part_bytes += part.size_bytes
         return state
 
-    async def _part(self, prefix: str, part: Part) -> State:
-        from storage.tensors import decode_tensors
-
-        key = part_key(prefix, part.digest)
-        async with contextlib.aclosing(self._streams.get_stream(key, sha256=part.digest)) as chunks:
-            data = b"".join([chunk async for chunk in chunks])
-        return await asyncio.to_thread(decode_tensors, data, key=key)
-
     async def _patiently(self, get: Callable[[], Awaitable[T]]) -> T:
-        patience, deadline = PATIENCE_S, self._clock() + self._away_s
+        patience, deadline = PATIENCE_S, self._clock() + self.away_s
         while True:
             try:
                 found = await get()

@@ -206,19 +206,24 @@ class Session:
         text = "; ".join(waiting[:3]) + (f"; and {len(waiting) - 3} more" if len(waiting) > 3 else "")
         return SessionBeat(
             self.id, self.share.epoch, self.core.applied, self.core.state.value, text[:WAITING_CHARS], since,
-            self.moved + self.core.moves, self.core.uncommitted.saved[:BEAT_CUTS],
+            self.moved + self.core.moves, self.core.uncommitted.saved[:BEAT_CUTS], self._limit()[0],
         )  # fmt: skip
 
-    def check(self, now: float) -> None:
-        """Enforce the limits on waiting, and drop forward requests that got no further.
+    def _limit(self) -> tuple[float, str]:
+        """How long it waits at most, and the option that says so.
 
         While cuts are not durable, store or orchestrator may be what everybody waits for in the end, here or behind
         another PNode: then the longer limit counts.
         """
-        bounds, core = self.hub.bounds, self.core
+        bounds = self.hub.bounds
+        behind = len(self.core.uncommitted) > 0
+        return (bounds.away_s, "--away-limit") if behind else (bounds.wait_s, "--wait-limit")
+
+    def check(self, now: float) -> None:
+        """Enforce the limits on waiting, and drop forward requests that got no further."""
+        core = self.core
         if waiting := core.waiting():
-            behind = len(core.uncommitted) > 0
-            limit, option = (bounds.away_s, "--away-limit") if behind else (bounds.wait_s, "--wait-limit")
+            limit, option = self._limit()
             if now - core.moved_at > limit:
                 cause = Cause.STORE if waiting[0].startswith("store: ") else Cause.WAIT
                 self.post(WaitedTooLong(limit, cause, option))

@@ -114,6 +114,7 @@ class SessionBeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     waiting_s: float
     moved: int = 0  # grows with every step, and with every byte fetched while state is "preparing"
     uncommitted: list[int] = []  # cuts that are in the store, as far as this PNode goes, and not known as committed
+    limit_s: float = 0.0  # it waits so long at most
 
 
 class Heartbeat(Message, tag="heartbeat", frozen=True):

@@ -177,7 +177,8 @@ async def test_nothing_is_shown_as_committed_before_all_parts_are_there(tmp_path
         assert info.state == "running"
         assert info.committed == 0
         assert any("commit of step 40" in line for line in info.waiting)
-        assert "p2: parts of step 40" in info.waiting
+        assert [line for line in info.waiting if line.startswith("p2: parts of step 40, for ")]
+        assert all(" s (at most " in line for line in info.waiting)
         assert await read_head(here.store, session_prefix("toy", "toy-1")) is None
 
 

@@ -226,6 +226,7 @@ async def test_whoever_waits_for_a_killed_pnode_says_so(conductor: Conductor, tm
 
     def all_wait() -> bool:
         beats = [beat for name in ("p1", "p3") for beat in conductor.beats[name].sessions if beat.session == "kill-1"]
+        assert all(beat.limit_s > beat.waiting_s for beat in beats), "no wait is shown without its deadline"
         return len(beats) == 2 and all("p2: " in beat.waiting_for and beat.waiting_s > 1.0 for beat in beats)
 
     await conductor.until(all_wait)

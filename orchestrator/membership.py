@@ -16,8 +16,8 @@ Rules:
 - While bytes flow from a member (`flows`), as other PNodes report or the bus sees, it is not lost: a loop that is busy
   sending is not dead. It's probed again and again.
 - A connection of a member that closes (`broke`) is how the end of its process shows long before its lease is over: it
-  has `PROBE_S` to answer, and the others of its sessions are asked for a report. If it is silent, it's lost, unless
-  bytes have come from it since; while one of the others has not reported, it's probed again, up to `BROKEN_S`.
+  has `PROBE_S` to answer, and the others of its sessions are asked for a report. If it is silent, it's lost; but if
+  bytes came from it within `FLOW_S`, or one of the others has not reported (for up to `BROKEN_S`), it's probed again.
 - A member whose compute thread died or hangs is alive but not healthy: it gets no VNodes. A new incarnation is healthy.
 """
 
@@ -35,6 +35,8 @@ PROBE_S = 1.0
 REPORT_EVERY_S = 2.0
 BROKEN_S = REPORT_EVERY_S + 2 * PROBE_S
 """After a connection closed, the longest wait for reports of the others."""
+FLOW_S = 1.5 * PROBE_S
+"""After a connection closed, bytes that came longer ago prove nothing. (They may have waited unread for a moment.)"""
 MAX_PNODES = 4096
 NEVER = float("-inf")
 
@@ -287,8 +289,7 @@ class Membership:
         if member.state is State.ALIVE:
             _move(member, State.SUSPECT)
             commands.append(Note(f"{member.id} is suspected: its connection closed"))
-        fellows = tuple(fellow.id for fellow in self._fellows(member))
-        return [*commands, *self._probe(member, now, PROBE_S), *([AskReports(fellows)] if fellows else [])]
+        return [*commands, *self._probe(member, now, PROBE_S)]
 
     def excuse(self, now: float) -> None:
         """This process stood still: what was not heard meanwhile is held against nobody."""
@@ -347,12 +348,8 @@ class Membership:
             reason = f"it did not answer within {PROBE_S:.0f} s, and {_address(self._claims[pnode].peer)} claims its id"
         elif member.state is not State.SUSPECT:
             return []
-        elif now - member.flowed < self.lease_s / 2:
-            return self._probe(member, now, self.probe_s)
-        elif now - member.broken < BROKEN_S and any(
-            fellow.reported <= member.broken for fellow in self._fellows(member)
-        ):
-            return self._probe(member, now, PROBE_S)
+        elif self._may_live(member, now):
+            return self._probe(member, now, self.probe_s if member.broken == NEVER else PROBE_S)
         else:
             reason = self._silence(member, now, now - probed)
         return [*self._end(member, State.LOST, reason), *self._decide(pnode, now, wall)]
@@ -394,7 +391,15 @@ class Membership:
         if self._probing.get(member.id, float("-inf")) > now - limit_s:
             return []
         self._probing[member.id] = now
-        return [Probe(member.id, member.peer, limit_s)]
+        fellows = tuple(fellow.id for fellow in self._fellows(member)) if member.broken != NEVER else ()
+        return [Probe(member.id, member.peer, limit_s), *([AskReports(fellows)] if fellows else [])]
+
+    def _may_live(self, member: Member, now: float) -> bool:
+        """Whether a silent suspect sends to others, or might without being known to."""
+        if member.broken == NEVER:
+            return now - member.flowed < self.lease_s / 2
+        unheard = any(fellow.reported <= member.broken for fellow in self._fellows(member))
+        return now - member.flowed < FLOW_S or (unheard and now - member.broken < BROKEN_S)
 
     def _fellows(self, member: Member) -> list[Member]:
         """The other living members of its sessions."""

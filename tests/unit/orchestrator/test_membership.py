@@ -383,16 +383,19 @@ def test_a_closed_connection_is_no_end_while_bytes_flow_elsewhere() -> None:
     members.flows(peer("p1", 1), 1.9)
     members.broke(peer("p1", 1), 2.0)
     beat(members, "p2", 2, 1, 2.2, (RUN,))
-    members.flows(peer("p1", 1), 2.5)
-    assert members.silent("p1", peer("p1", 1), 3.0, 3.0) == [Probe("p1", peer("p1", 1), 2.0)]
-    assert [type(command) for command in members.silent("p1", peer("p1", 1), 7.6, 7.6)] == [Lost]
+    again = [Probe("p1", peer("p1", 1), 1.0), AskReports(("p2",))]
+    for now in range(3, 9):
+        members.flows(peer("p1", 1), now - 0.9)
+        assert members.silent("p1", peer("p1", 1), now, now) == again
+    assert [type(command) for command in members.silent("p1", peer("p1", 1), 9.0, 9.0)] == [Lost], "nothing for 1.9 s"
 
 
 def test_who_shares_a_run_is_awaited_before_a_silent_one_is_lost_but_not_for_ever() -> None:
     members = three()
     members.broke(peer("p1", 1), 2.0)
     for now in (3.0, 4.0, 5.0):
-        assert members.silent("p1", peer("p1", 1), now, now) == [Probe("p1", peer("p1", 1), 1.0)], "p2 has not reported"
+        again = [Probe("p1", peer("p1", 1), 1.0), AskReports(("p2",))]
+        assert members.silent("p1", peer("p1", 1), now, now) == again, "p2 has not reported"
     assert [type(command) for command in members.silent("p1", peer("p1", 1), 6.0, 6.0)] == [Lost]
 
 

@@ -7,6 +7,7 @@ losses of the undisturbed run. With `--state FILE` it goes on where it was stopp
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import sys
 import tempfile
@@ -22,7 +23,7 @@ NAMES = {
 
 
 def main() -> int:
-    """Run it; 1 if a run ended otherwise than the undisturbed one."""
+    """Run it; 1 if a run ended otherwise than the undisturbed one, 75 if there is more to be done."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, kind in NAMES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=0, metavar="N", help=f"faults: {kind}")
@@ -36,6 +37,7 @@ def main() -> int:
     parser.add_argument("--gap", type=float, default=0.7, metavar="SECONDS", help="mean time between two faults")
     parser.add_argument("--no-forks", action="store_true", help="start each daemon anew (slow)")
     parser.add_argument("--max-failures", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so long")
     parser.add_argument("--folder", type=Path, default=None, help="for homes and logs; those of failed runs stay")
     parser.add_argument("--table", action="store_true", help="only print what was done so far")
     options = parser.parse_args()
@@ -52,9 +54,9 @@ def main() -> int:
     good = True
     if not options.table:
         print(f"seed {options.seed}, lease {options.lease:g} s, homes in {folder}", flush=True)
-        good = campaign.run(max_failures=options.max_failures)
+        good = campaign.run(max_failures=options.max_failures, seconds=60 * options.minutes)
     print("\n" + table(campaign.state, wanted))
-    return 0 if good else 1
+    return 1 if not good else 0 if options.table or not campaign.state.left(wanted) else 75
 
 
 if __name__ == "__main__":

@@ -138,8 +138,8 @@ class Campaign:
         self.state = State.read(path)
         self._truths: dict[str, tuple[Prepared, Undisturbed]] = {}
 
-    def run(self, *, max_failures: int = 3) -> bool:
-        """Until all is done; False if runs failed."""
+    def run(self, *, max_failures: int = 3, seconds: float = math.inf) -> bool:
+        """Until all is done, or no more run is begun after so long; False if runs failed."""
         weed = Weed(self.folder / "weed") if self.wanted.store != "local" else None
         began, before = time.monotonic(), sum(self.state.left(self.wanted).values())
         failed = 0
@@ -150,7 +150,7 @@ class Campaign:
             if weed is not None:
                 weed.start()
                 weed.make_bucket("dcnr")
-            while self.state.left(self.wanted) and failed < max_failures:
+            while self.state.left(self.wanted) and failed < max_failures and time.monotonic() - began < seconds:
                 failed += not self._once(weed, nursery)
                 left = sum(self.state.left(self.wanted).values())
                 if done := before - left:

@@ -123,8 +123,8 @@ class Core:
         self._hold_asked = self._save_asked = False
         self._hold_told = True
         self._updated_at = 0.0
-        self.moved_at = 0.0
-        self.moves = 0  # grows whenever the session gets on
+        self.moved_at = 0.0  # when the session last got on: whatever it waits for, it waits since then
+        self.moves = 0  # grows whenever it gets on
         self._progress_due: dict[int, tuple[Decision, float, str]] = {}
 
     # ---------------------------------------------------------------------------------------- events
@@ -140,9 +140,9 @@ class Core:
         if self.state is State.FAILED and not isinstance(event, Released):
             return []
         out: list[Command] = []
+        before = len(self.uncommitted)
         match event:
             case Started():
-                self.moved_at = now  # a stage that has nothing to do yet begins to wait now
                 self._start(event, now, out)
             case HopArrived():
                 self._kept(self._inbox.put_hop(event), out)
@@ -178,7 +178,8 @@ class Core:
                 assert_never(event)
         self._pump(out)
         self._tell_held(out)
-        if any(not isinstance(command, Refuse) for command in out):
+        on = isinstance(event, Started | JobDone | Saved) or len(self.uncommitted) < before
+        if on or any(not isinstance(command, Refuse) for command in out):
             self.moved_at = now
             self.moves += 1
         return out

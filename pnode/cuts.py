@@ -39,9 +39,7 @@ class CutSaver:
         self._saved: dict[int, list[Part]] = {}
         self._turn = asyncio.Lock()
         self._gate = asyncio.Semaphore(PARALLEL)
-        self.trouble = ""
-        """What the store said to the last try, "" while it takes what it is given."""
-        self.trouble_since = 0.0
+        self._refused: dict[str, tuple[float, str]] = {}  # VNode -> since when its part can't be stored, and why
 
     def committed(self, applied: int) -> None:
         """The cut after `applied` steps is durable."""
@@ -93,25 +91,35 @@ class CutSaver:
 
     async def _part(self, applied: int, vnode: str, state: Any, deadline: float) -> Part:
         """Put one VNode's state into the store, however often that has to be tried."""
+        try:
+            part = await self._persist(vnode, state, deadline)
+        finally:
+            self._refused.pop(vnode, None)
+        self._memory.part_saved(applied, vnode, part.digest)
+        return part
+
+    async def _persist(self, vnode: str, state: Any, deadline: float) -> Part:
         patience = PATIENCE_S
         while True:
             try:
                 async with self._gate:
-                    part = await save_part(self.store, self._deployment.store_prefix, vnode, state, known=self._known)
+                    return await save_part(self.store, self._deployment.store_prefix, vnode, state, known=self._known)
             except (StoreError, OSError) as error:
                 if self._hub.clock() + patience > deadline:
                     raise
                 text = error.message if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
-                if not self.trouble:
-                    self.trouble_since = self._hub.clock()
+                if not self._refused:
                     self._hub.log.warning("store away", session=self._share.session, vnode=vnode, error=text)
-                self.trouble = text
-                await asyncio.sleep(patience * random.uniform(0.5, 1.0))
-                patience = min(2 * patience, MAX_PATIENCE_S)
-            else:
-                self.trouble = ""
-                self._memory.part_saved(applied, vnode, part.digest)
-                return part
+                since, _ = self._refused.get(vnode, (self._hub.clock(), ""))
+                self._refused[vnode] = since, text
+            await asyncio.sleep(patience * random.uniform(0.5, 1.0))
+            patience = min(2 * patience, MAX_PATIENCE_S)
+
+    @property
+    def trouble(self) -> tuple[str, float]:
+        """What the store said to the part that it has refused for longest, and since when; "" while it takes all."""
+        since, text = min(self._refused.values(), default=(0.0, ""))
+        return text, since
 
     @property
     def store(self) -> Store:

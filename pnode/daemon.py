@@ -9,7 +9,6 @@ Messages of an old term or another epoch are refused and counted.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ import torch
 from pnode.compute_thread import ComputeStatus, ComputeThread
 from pnode.computing import Computing
 from pnode.deployments import Deployments
+from pnode.home import Home, HomeGoneError
 from pnode.hub import Bounds, Hub
 from pnode.lag import LoopLag
 from pnode.measure import environment, make_profile, tune_thread
@@ -78,10 +78,6 @@ class Options:
     bounds: Bounds = field(default_factory=Bounds)
 
 
-class HomeGoneError(DCNRError):
-    """The home folder was deleted under a running PNode."""
-
-
 class Daemon:
     """See the module. `run` ends after `stop` was called, in good order.
 
@@ -103,6 +99,8 @@ class Daemon:
         self._stopping = asyncio.Event()
         self._process = psutil.Process()
         self._group: asyncio.TaskGroup | None = None
+        self._home: Home | None = None
+        self._trouble: DCNRError | None = None
         self._spawned: set[asyncio.Task[Any]] = set()
         self.hub = Hub(
             options.name, bus, PeerRef("", 0, [options.orchestrator]), options.home, options.bounds, self._spawn, log,
@@ -132,11 +130,15 @@ class Daemon:
     # ------------------------------------------------------------------------------------ life
 
     async def run(self) -> None:
-        """Live until `stop`. Raises `RefusedError` if the orchestrator won't have this PNode."""
+        """Live until `stop`.
+
+        Raises `RefusedError` if the orchestrator won't have this PNode, `HomeGoneError` if its home folder was deleted.
+        """
         self.bus.on_message(self._on_message)
         self.bus.on_loss(self._on_loss)
         await self.bus.start()
         try:
+            self._home = Home(self.options.home)
             profile = await self._start_computing()
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -150,6 +152,8 @@ class Daemon:
                     task.cancel()
                 self.deployments.release_all()
                 group.create_task(self._give_up_rest())
+            if self._trouble is not None:
+                raise self._trouble
         except* DCNRError as errors:
             raise errors.exceptions[0] from None
         finally:
@@ -173,6 +177,8 @@ class Daemon:
         await self.bus.close()
         if self.hub.store is not None:
             await self.hub.store.close()
+        if self._home is not None:
+            self._home.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         if self._group is None:
@@ -232,7 +238,6 @@ class Daemon:
     async def _checks(self) -> None:
         """Once a second: waits that are too long, compute threads that are dead or hang, the home folder."""
         limit = self.options.bounds.compute_s
-        home = self._home()
         while True:
             await asyncio.sleep(CHECK_S)
             now = self._clock()
@@ -247,16 +252,17 @@ class Daemon:
                         f"the limit is dcnr-pnode's --compute-limit {limit:g}",
                     )
             self.computing.check()
-            if home is not None and self._home() != home:
-                raise HomeGoneError(
-                    f"the home folder {self.options.home} was deleted or replaced", hint="start this PNode again"
-                )
+            self._check_home()
 
-    def _home(self) -> int | None:
-        """Which folder the home folder is, None if there is none."""
-        with contextlib.suppress(OSError):
-            return self.options.home.stat().st_ino
-        return None
+    def _check_home(self) -> None:
+        """Without its home folder a PNode can't go on: it ends, and says goodbye, so that others take its place."""
+        try:
+            if self._home is not None:
+                self._home.check()
+        except HomeGoneError as error:
+            self.log.error("home is gone, ending", error=str(error))
+            self._trouble = error
+            self.stop()
 
     # ------------------------------------------------------------------------------------ messages
 

@@ -236,8 +236,9 @@ def _unprepared(seat: _Seat, now: float) -> SessionBeat:
     moved, waiting, since, limit_s = 0, "", 0.0, 0.0
     if seat.fetch is not None:
         moved = seat.fetch.moved
-        if seat.fetch.trouble:
-            waiting, since, limit_s = f"store: {seat.fetch.trouble}", now - seat.since, seat.fetch.away_s
+        text, away_since = seat.fetch.trouble
+        if text:
+            waiting, since, limit_s = f"store: {text}", now - away_since, seat.fetch.away_s
     return SessionBeat(
         seat.name, seat.epoch, seat.start_step, "preparing", waiting[:1000], since, moved, limit_s=limit_s
     )

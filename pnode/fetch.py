@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +24,15 @@ T = TypeVar("T")
 
 PARALLEL = 8
 PATIENCE_S, MAX_PATIENCE_S = 0.25, 4.0
+
+
+@dataclass(slots=True, eq=False)
+class _Get:
+    """One thing that is being got. `since`: when the store failed it, if nothing has come since then."""
+
+    since: float | None = None
+    text: str = ""
+    limit: asyncio.Timeout | None = None
 
 
 class Fetch:
@@ -39,11 +49,22 @@ class Fetch:
         self.fetched = 0
         self.remembered = 0
         """States of VNodes that came from the store, and those that were in memory."""
-        self.trouble = ""
-        """What the store said to the last try."""
+        self._gets: set[_Get] = set()
 
     def _came(self, size: int) -> None:
+        """Bytes, from whichever object: the store is not away."""
         self.moved += size
+        for get in self._gets:
+            get.since = None
+            if get.limit is not None:
+                get.limit.reschedule(None)
+
+    @property
+    def trouble(self) -> tuple[str, float]:
+        """What the store said, and since when nothing comes from it; "" while it gives what it's asked for."""
+        away = [(get.since, get.text) for get in self._gets if get.since is not None]
+        since, text = min(away, default=(0.0, ""))
+        return text, since
 
     async def blob(self, digest: str, max_bytes: int) -> bytes:
         """A small blob. Raises StoreError."""
@@ -74,17 +95,32 @@ class Fetch:
         self.part_bytes += part.size_bytes
         return state
 
-    async def _patiently(self, get: Callable[[], Awaitable[T]]) -> T:
-        patience, deadline = PATIENCE_S, self._clock() + self.away_s
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        get = _Get()
+        self._gets.add(get)
+        try:
+            return await self._persist(get, work)
+        finally:
+            self._gets.discard(get)
+
+    async def _persist(self, get: _Get, work: Callable[[], Awaitable[T]]) -> T:
+        """Try until the store was away for too long: counted from the first time that it failed."""
+        patience, until, told = PATIENCE_S, None, StoreUnavailableError("the store gives nothing")
         while True:
             try:
-                found = await get()
-            except StoreUnavailableError as error:
-                self.trouble = error.message
-                if self._clock() + patience > deadline:
+                async with asyncio.timeout(None if until is None else max(0.0, until - self._clock())) as get.limit:
+                    return await work()
+            except TimeoutError as error:
+                if get.limit is None or not get.limit.expired():
                     raise
-                await asyncio.sleep(patience * random.uniform(0.5, 1.0))
-                patience = min(2 * patience, MAX_PATIENCE_S)
-            else:
-                self.trouble = ""
-                return found
+                raise told from error
+            except StoreUnavailableError as error:
+                now, told = self._clock(), error
+                until = now + self.away_s if until is None else until
+                get.since, get.text = (now if get.since is None else get.since), error.message
+                if now + patience > until:
+                    raise
+            finally:
+                get.limit = None
+            await asyncio.sleep(patience * random.uniform(0.5, 1.0))
+            patience = min(2 * patience, MAX_PATIENCE_S)

@@ -12,9 +12,23 @@ from typing import Any
 
 import structlog
 
+from wire.errors import UsageError
+
 FILE_BYTES = 10 << 20
 FILES = 3
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class _File(RotatingFileHandler):
+    """A log that can't be written, such as on a full disk: said once, and the daemon goes on."""
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """See logging."""
+        if not self._told:
+            self._told = True
+            print(f"dcnr-pnode: the log {self.baseFilename} can't be written: {sys.exc_info()[1]}", file=sys.stderr)
 
 
 class _Tee:
@@ -35,8 +49,11 @@ class _Tee:
 
 
 def open_log(home: Path, name: str, level: str) -> structlog.typing.FilteringBoundLogger:
-    """A logger bound to the PNode's name."""
-    file = RotatingFileHandler(home / f"{name}.log", maxBytes=FILE_BYTES, backupCount=FILES, encoding="utf-8")
+    """A logger bound to the PNode's name. Raises UsageError."""
+    try:
+        file = _File(home / f"{name}.log", maxBytes=FILE_BYTES, backupCount=FILES, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"no log in {home}: {error.strerror or error}", hint="give another --home") from error
     logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
         structlog.PrintLogger(sys.stderr),
         processors=[

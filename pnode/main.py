@@ -99,6 +99,7 @@ def _options(arguments: argparse.Namespace) -> Options:
     import platformdirs
 
     from pnode.daemon import Options
+    from pnode.home import make_home
     from pnode.hub import Bounds
     from pnode.limits import check_order
     from pnode.measure import default_threads
@@ -124,7 +125,7 @@ def _options(arguments: argparse.Namespace) -> Options:
     home = arguments.home or Path(
         os.environ.get("DCNR_HOME") or platformdirs.user_data_path("dcnr")
     ) / "pnodes" / arguments.name  # fmt: skip
-    home.mkdir(parents=True, exist_ok=True)
+    make_home(home)
     return Options(
         name=arguments.name, orchestrator=arguments.orchestrator, home=home, devices=_devices(arguments.device),
         threads=arguments.threads or default_threads(), store=arguments.store, version=version("dcnr"),

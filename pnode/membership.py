@@ -3,6 +3,9 @@
 While no orchestrator answers it asks ever more rarely, each time after a pause of random length, so that a cluster's
 PNodes don't come all at once. After `Standing.silent_s` without one it also reads the term record in the store, and
 asks at the addresses of a higher term. After each registration the sessions tell anew what no orchestrator can know.
+
+Store, term and addresses are remembered in the home folder (`remembered`): after a restart they are used as if the
+process had never ended. Only at the address that it was told by an option may a PNode come into another cluster.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import structlog
 
 from pnode.hub import Hub
 from pnode.limits import lease_problem
+from pnode.remembered import Remembered, memory_file, recall, remember
 from pnode.standing import Admission, Standing
 from storage.store import Store
 from storage.terms import read_term
@@ -60,6 +64,8 @@ class Membership:
         self._away.set()
         self._told = PeerRef("", 0, [address])  # by an option
         self._candidates = [self._told]
+        self._file = memory_file(hub.home, hub.name)
+        self._remembered: Remembered | None = None
 
     # ------------------------------------------------------------------------------------ registering
 
@@ -67,6 +73,7 @@ class Membership:
         """Register whenever there is no orchestrator that knows us. Raises RefusedError if there is one that won't."""
         if self._store:
             await self._use(self._store)
+        await self._recall()
         while True:
             await self._away.wait()
             told, back_off = False, BACK_OFF_S
@@ -82,7 +89,8 @@ class Membership:
                 self._candidates.append(self._candidates.pop(0))
                 await asyncio.sleep(back_off * random.uniform(0.5, 1.0))
                 back_off = min(2 * back_off, MAX_BACK_OFF_S)
-                if self.standing.silent(self._hub.clock()):
+                restarted = self._remembered is not None and not self.registered.is_set()
+                if restarted or self.standing.silent(self._hub.clock()):
                     await self._look_into_store()
 
     async def _try(self, orchestrator: PeerRef, profile: Profile) -> str:
@@ -99,11 +107,16 @@ class Membership:
             return str(error)
         if not isinstance(answer, Registered):
             raise RefusedError("odd-answer", f"the orchestrator answered {type(answer).__name__} to Register")
+        if orchestrator is not self._told and self.standing.cluster not in ("", answer.cluster):
+            self._leave(orchestrator, answer.incarnation)
+            return f"{orchestrator.addresses} is of the cluster {answer.cluster}, {self.standing.cluster} is looked for"
         admission = self.standing.registered(answer, hub.clock())
         if admission is Admission.OVER:
             hub.counters["refused_term"] += 1
+            since = "" if self.registered.is_set() else f", from {self._file}"
             return (
                 f"{orchestrator.addresses} answers in term {answer.term}, which is over: {self.standing.term} is known"
+                f"{since}"
             )
         if problem := lease_problem(hub.bounds, answer.lease_s):
             self._log.warning(problem)
@@ -116,7 +129,41 @@ class Membership:
             store=hub.store.url if hub.store is not None else "", at=orchestrator.addresses,
         )  # fmt: skip
         self._member.admitted(moved=admission is Admission.MOVED)
+        await self._remember(orchestrator)
         return ""
+
+    async def _recall(self) -> None:
+        """Begin with what an earlier process of this PNode knew."""
+        found, problem = await asyncio.to_thread(recall, self._file, self._told.addresses[0])
+        try:
+            if found is not None and not self._store:
+                await self._use(found.store)
+        except DCNRError as error:
+            found, problem = None, str(error)
+        if problem:
+            self._log.warning("what was remembered does not count", file=str(self._file), problem=problem)
+        if found is None:
+            return
+        self._remembered = found
+        self.standing.recall(found.cluster, found.term)
+        if found.addresses != self._told.addresses:
+            self._candidates = [self._told, PeerRef("", 0, found.addresses)]
+        self._log.info("remembered", cluster=found.cluster, term=found.term, addresses=found.addresses)
+
+    async def _remember(self, orchestrator: PeerRef) -> None:
+        """For the next process of this PNode."""
+        standing = self.standing
+        known = Remembered(
+            self._told.addresses[0], standing.cluster, standing.term, orchestrator.addresses, self._hub.store_url
+        )
+        if known == self._remembered:
+            return
+        try:
+            await asyncio.to_thread(remember, self._file, known)
+        except OSError as error:
+            self._log.warning("can't be remembered", file=str(self._file), error=str(error))
+        else:
+            self._remembered = known
 
     async def _use(self, url: str) -> None:
         """Use this store from now on."""
@@ -185,10 +232,13 @@ class Membership:
     def say_goodbye(self) -> None:
         """This PNode ends in good order."""
         if self.standing.incarnation:
-            try:
-                self._hub.bus.send(self._hub.orchestrator, Goodbye(self._hub.name, self.standing.incarnation))
-            except DCNRError as error:
-                self._log.debug("no goodbye", error=str(error))
+            self._leave(self._hub.orchestrator, self.standing.incarnation)
+
+    def _leave(self, orchestrator: PeerRef, incarnation: int) -> None:
+        try:
+            self._hub.bus.send(orchestrator, Goodbye(self._hub.name, incarnation))
+        except DCNRError as error:
+            self._log.debug("no goodbye", error=str(error))
 
     # ------------------------------------------------------------------------------------ fencing
 

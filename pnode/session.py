@@ -198,11 +198,12 @@ class Session:
         """What the heartbeat says about this session."""
         waiting = self.core.waiting()
         since = max(0.0, now - self.core.moved_at) if waiting else 0.0
-        if trouble := self._cuts.trouble:
+        trouble, trouble_since = self._cuts.trouble
+        if trouble:
             saving = self.core.uncommitted.saving
             told = f"store: cut of step {saving[0]}" if saving else "store"
             waiting = [f"{told}: {trouble}", *(text for text in waiting if text != told)]
-            since = max(since, now - self._cuts.trouble_since)
+            since = max(since, now - trouble_since)
         text = "; ".join(waiting[:3]) + (f"; and {len(waiting) - 3} more" if len(waiting) > 3 else "")
         return SessionBeat(
             self.id, self.share.epoch, self.core.applied, self.core.state.value, text[:WAITING_CHARS], since,

@@ -58,6 +58,10 @@ class Standing:
             self._speakers.clear()
         return Admission.MOVED if moved else Admission.TAKEN
 
+    def recall(self, cluster: str, term: int) -> None:
+        """An earlier process of this PNode was a member of that cluster, in that term."""
+        self.cluster, self.term = cluster, term
+
     def acknowledged(self, ack: HeartbeatAck, boot: int, now: float) -> bool:
         """A report was answered. True: register again."""
         if not self.speaks(boot, ack.term):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -114,6 +115,37 @@ async def test_a_refused_pnode_ends_with_the_reason(conductor: Conductor, tmp_pa
     assert not any("Traceback" in line for line in lines)
 
 
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+async def test_without_its_home_folder_it_ends_and_says_why(conductor: Conductor, tmp_path: Path, how: str) -> None:
+    """In good order: the orchestrator hears of it at once, and gives its VNodes to others."""
+    process = await conductor.spawn("p1")
+    await conductor.until(lambda: "p1" in conductor.beats)
+    shutil.rmtree(tmp_path / "p1")
+    if how == "replaced":
+        (tmp_path / "p1").mkdir()
+    await conductor.until(lambda: conductor.gone == ["p1"], 30)
+    async with asyncio.timeout(30):
+        assert await process.wait() == 1
+    told = (tmp_path / "p1.err").read_text()
+    assert f"dcnr-pnode: the home folder {tmp_path / 'p1'} was {how}" in told.splitlines()[-1]
+    assert "Traceback" not in told
+
+
+async def test_a_log_that_can_not_be_written_is_said_once_and_does_no_harm(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, resource, signal, sys; from pnode.logs import open_log;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000));"
+        "log = open_log(pathlib.Path(sys.argv[1]), 'p1', 'info'); [log.info('x' * 50, n=n) for n in range(100)]"
+    )
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert done.stderr.count(f"the log {tmp_path / 'p1.log'} can't be written") == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("x" * 50) == 100
+
+
 async def test_it_tries_again_until_the_orchestrator_is_there(conductor: Conductor, tmp_path: Path) -> None:
     conductor.bus.on_message(lambda sender, message, frames: None)
     async with Running(conductor, tmp_path) as daemon:
@@ -133,12 +165,13 @@ async def test_it_tries_again_until_the_orchestrator_is_there(conductor: Conduct
         (["--name", "p1", "--orchestrator", "tcp://127.0.0.1:1", "--device", "abacus"], 2, "no device 'abacus'"),
         (["--name", "p1", "--orchestrator", "tcp://127.0.0.1:1", "--device", "cuda:99"], 2, "CUDA devices, no cuda:99"),
         (["--name", "p1", "--orchestrator", "tcp://127.0.0.1:1", "--threads", "-1"], 2, "--threads"),
+        (["--name", "p1", "--orchestrator", "tcp://127.0.0.1:1", "--home", "/dev/null/home"], 2, "no home folder at"),
         (["--name", "p1", "--orchestrator", "tcp://127.0.0.1:1", "--bind", "tcp://192.0.2.1:5"], 69, "can't listen"),
     ],
 )
 def test_what_can_not_be_is_one_line_and_a_code(arguments: list[str], code: int, says: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pnode.main", *arguments, "--home", str(tmp_path)] if arguments else
+        [sys.executable, "-m", "pnode.main", "--home", str(tmp_path), *arguments] if arguments else
         [sys.executable, "-m", "pnode.main"],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip

@@ -108,11 +108,10 @@ async def test_a_thread_that_was_taken_away_is_dead() -> None:
     loop = asyncio.get_running_loop()
     compute = ComputeThread("cpu", wake=loop.call_soon_threadsafe)
     compute.start()
-    late = asyncio.ensure_future(outcome(compute, "b", print))
+    await outcome(compute, "b", print)
     leave = ctypes.CDLL(None).pthread_exit
     compute.submit("a", "F0 of step 1", lambda: leave(0), lambda value, error: None)
     queued = asyncio.ensure_future(outcome(compute, "a", print))
-    await late
     for _ in range(200):
         if compute.status().state == "dead":
             break

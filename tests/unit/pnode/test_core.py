@@ -285,6 +285,60 @@ def test_waiting_names_who_and_what() -> None:
     assert cluster.cores["p1"].waiting() == []
 
 
+class Timed(Cluster):
+    """Looks at each core before and after each event: a wait's time begins with the wait."""
+
+    begun = 0
+
+    def post(self, pnode: str, event: Event) -> None:
+        core = self.cores[pnode]
+        waited, since = bool(core.waiting()), core.moved_at
+        super().post(pnode, event)
+        if core.waiting() and not waited:
+            assert core.moved_at == self.clock, f"{pnode} waits for {core.waiting()}, but since {core.moved_at}"
+            self.begun += 1
+        elif waited and isinstance(event, HopArrived) and core.waiting():
+            assert core.moved_at == since, "what does not help is no progress"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_wait_counts_from_its_own_beginning(seed: int) -> None:
+    pick = random.Random(seed)
+    names = "abcde"
+    edges = [(names[pick.randrange(n)], names[n]) for n in range(1, 5)]
+    graph = graph_of(edges, loss="e", trainable={"a", "b"}, order=list(names))
+    placement = {name: pick.choice(("p1", "p2", "p3")) for name in names}
+    shares = shares_of(graph, placement, checkpoint_every=1)
+    cluster = Timed(shares, pick, limits={"max_uncommitted": 2})
+    cluster.start(4)
+    cluster.run()
+    assert cluster.begun > 0 or len(shares) == 1
+
+
+def test_a_commit_lets_those_behind_it_wait_anew() -> None:
+    """p1 waits for p2, which waits for a commit, as long as that may take. From the commit on the limit is a shorter
+    one, so it must not count what is over."""
+    graph = graph_of([("a", "b"), ("b", "c")], loss="c", trainable={"a", "b"})
+    shares = shares_of(graph, {"a": "p1", "b": "p2", "c": "p3"}, checkpoint_every=1)
+    cluster = Cluster(shares, random.Random(0), commits=False, limits={"max_uncommitted": 1})
+    cluster.start(4)
+    cluster.run()
+    core = cluster.cores["p1"]
+    assert core.waiting() == ["orchestrator: commit of step 1"]
+    cluster.clock = 5000.0
+    cluster.post("p1", CutCommitted(1))
+    cluster.run(20)
+    assert any(text.startswith("p2: ") for text in core.waiting())
+    assert core.moved_at > 5000.0
+    assert len(core.uncommitted) == 1, "the next cut"
+    cluster.clock = 9000.0
+    cluster.post("p1", CutCommitted(2))
+    assert (core.moved_at, len(core.uncommitted)) == (9001.0, 0)
+    cluster.clock = 9500.0
+    cluster.post("p1", CutCommitted(2))
+    assert core.moved_at == 9001.0, "told again, it is no news"
+
+
 def test_the_last_wait_is_for_reports_and_verdict() -> None:
     cluster = chain()
     cluster.start(4)

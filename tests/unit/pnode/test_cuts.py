@@ -22,7 +22,8 @@ from pnode.share import Share
 from pnode.work import Cut
 from storage.keys import part_key
 from storage.open import open_store
-from storage.store import CorruptError, Store, StoreUnavailableError
+from storage.store import CorruptError, Store, StoreUnavailableError, digest_of
+from storage.tensors import encode_tensors
 from wire.errors import DCNRError, MisuseError
 from wire.messages import Deployment, Message, Part, PartsSaved, PeerRef
 from wire.sim import run_sim
@@ -40,10 +41,11 @@ class Moody:
     store: Store
     error: Exception | None = None
     tries: int = 0
+    only: str = ""  # part of the keys that are refused
 
     async def put(self, key: str, data: bytes) -> str:
         self.tries += 1
-        if self.error is not None:
+        if self.error is not None and self.only in key:
             raise self.error
         return await self.store.put(key, data)
 
@@ -58,7 +60,8 @@ class Bus:
 
 
 def cut(step: int) -> Cut:
-    return Cut(step, {vnode: {"param.w": torch.full((4,), float(step))} for vnode in ("a", "b", "c")})
+    values = {"a": step + 0.1, "b": step + 0.2, "c": step + 0.3}
+    return Cut(step, {vnode: {"param.w": torch.full((4,), value)} for vnode, value in values.items()})
 
 
 class Scene:
@@ -100,19 +103,42 @@ def test_a_store_that_can_not_is_tried_until_it_can_and_the_cause_is_shown(tmp_p
         assert not saving.done()
         assert not scene.bus.told
         expected = error.message if isinstance(error, DCNRError) else "input/output error"
-        assert expected in scene.saver.trouble
-        assert scene.saver.trouble_since < 1.0
+        text, since = scene.saver.trouble
+        assert expected in text
+        assert since < 1.0
         tries = scene.moody.tries
         assert 3 * 6 <= tries <= 3 * 24
         scene.moody.error = None
         assert await saving == ("", Cause.STORE)
-        assert scene.saver.trouble == ""
+        assert scene.saver.trouble == ("", 0.0)
         assert scene.steps() == [10]
         parts = {part.vnode: part.digest for part in scene.bus.told[0][1]}
         assert parts.keys() == {"a", "b", "c"}
         for digest in parts.values():
             await scene.moody.store.head(part_key(PREFIX, digest))
         assert all(scene.memory.find(10, vnode, digest) for vnode, digest in parts.items())
+
+    simulate(tmp_path, script)
+
+
+def test_one_part_that_is_refused_is_shown_since_its_own_first_time(tmp_path: Path) -> None:
+    """However often the others are taken meanwhile."""
+
+    async def script(scene: Scene) -> None:
+        states = cut(10).states
+        scene.moody.error, scene.moody.only = (
+            StoreUnavailableError("not this one"),
+            digest_of(encode_tensors(states["b"])),
+        )
+        saving = asyncio.ensure_future(scene.saver.save(10, Cut(10, states)))
+        for _ in range(9):
+            await asyncio.sleep(5.0)
+            text, since = scene.saver.trouble
+            assert text == "not this one"
+            assert since < 1.0
+        saving.cancel()
+        await asyncio.wait([saving])
+        assert scene.saver.trouble == ("", 0.0), "nobody tries any more"
 
     simulate(tmp_path, script)
 

@@ -9,27 +9,30 @@ from typing import Any
 
 import pytest
 import structlog
+from structlog.testing import LogCapture
 
 from pnode.hub import Bounds, Hub
 from pnode.membership import Membership
+from pnode.remembered import memory_file
 from storage.open import open_store
 from storage.sealed import seal
 from storage.terms import TERM_KEY, TermRecord
-from wire.messages import Heartbeat, HeartbeatAck, Message, PeerRef, Profile, Refused, Register, Registered
+from wire.messages import Goodbye, Heartbeat, HeartbeatAck, Message, PeerRef, Profile, Refused, Register, Registered
 from wire.requests import RefusedError
 from wire.sim import SimBus, SimNetwork, run_sim
 
 PROFILE = Profile("host", "cpu", 1, 1e9, 1 << 30, 1e9, 1e-4, "2.0", "cpu", "1")
-QUIET = structlog.wrap_logger(
-    structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50), processors=[]
-)
 
 
 class Orchestrator:
     """Admits whoever asks; `deaf`: hears nothing."""
 
-    def __init__(self, net: SimNetwork, name: str, term: int, *, cluster: str = "c", refuse: str = "") -> None:
+    def __init__(
+        self, net: SimNetwork, name: str, term: int, *, cluster: str = "c", refuse: str = "", store: str = ""
+    ) -> None:
         self.term, self.cluster, self.refuse, self.deaf = term, cluster, refuse, False
+        self.store = store
+        self.left: list[Goodbye] = []
         self.registers: list[tuple[float, Register]] = []
         self.beats: list[Heartbeat] = []
         self.known = True
@@ -51,7 +54,11 @@ class Orchestrator:
                 self.bus.send(sender, Refused(message.request_id, self.refuse, "no"))
                 return
             number = max(1, message.held)
-            self.bus.send(sender, Registered(message.request_id, number, self.term, 10.0, 2.0, "", self.cluster))
+            self.bus.send(
+                sender, Registered(message.request_id, number, self.term, 10.0, 2.0, self.store, self.cluster)
+            )
+        elif isinstance(message, Goodbye):
+            self.left.append(message)
         elif isinstance(message, Heartbeat):
             self.beats.append(message)
             self.bus.send(sender, HeartbeatAck(message.incarnation, self.term, self.known))
@@ -64,10 +71,12 @@ class PNode:
         self.admissions: list[bool] = []
         self.bus = net.bus("p1")
         clock = asyncio.get_running_loop().time
+        self.log = LogCapture()
+        log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[self.log])
         self.hub = Hub(
-            "p1", self.bus, PeerRef("", 0, [address]), home, Bounds(), asyncio.ensure_future, QUIET, clock=clock
+            "p1", self.bus, PeerRef("", 0, [address]), home, Bounds(), asyncio.ensure_future, log, clock=clock
         )
-        self.membership = Membership(self.hub, self, address, store, open_store, QUIET)
+        self.membership = Membership(self.hub, self, address, store, open_store, log)
         self.bus.on_message(self._on_message)
         self.bus.on_loss(self.membership.lost)  # type: ignore[arg-type]
         self.bus.open()
@@ -82,6 +91,10 @@ class PNode:
     def admitted(self, *, moved: bool) -> None:
         self.admissions.append(moved)
 
+    def warnings(self, word: str) -> list[str]:
+        told = [f"{entry}" for entry in self.log.entries if entry["log_level"] == "warning"]
+        return [text for text in told if word in text]
+
 
 def simulate(home: Path, script: Callable[[SimNetwork, Callable[..., PNode]], Coroutine[Any, Any, None]]) -> None:
     """Run `script` with a PNode's tasks beside it; they end with it."""
@@ -89,9 +102,16 @@ def simulate(home: Path, script: Callable[[SimNetwork, Callable[..., PNode]], Co
     async def main() -> None:
         net = SimNetwork(1)
         tasks: list[asyncio.Task[None]] = []
+        lives: list[PNode] = []
 
         def pnode(address: str, store: str = "") -> PNode:
+            """A process of p1; one that was there before is killed."""
+            while tasks:
+                tasks.pop().cancel()
+            if lives:
+                net.crash(lives[-1].bus)
             found = PNode(net, home, address, store)
+            lives.append(found)
             tasks.append(asyncio.ensure_future(found.membership.register(PROFILE)))
             tasks.append(asyncio.ensure_future(found.membership.report()))
             return found
@@ -233,5 +253,149 @@ def test_another_cluster_at_the_address_is_told_to_the_rest(tmp_path: Path) -> N
         await asyncio.sleep(60.0)
         assert one.admissions == [False, True]
         assert one.membership.standing.term == 1
+
+    simulate(tmp_path, script)
+
+
+# ------------------------------------------------------------------------------------ from one life to the next
+
+
+def test_after_a_restart_an_orchestrator_that_moved_is_found_in_the_store(tmp_path: Path) -> None:
+    """It's told the old address again, and no store."""
+
+    async def script(net: SimNetwork, pnode: Callable[..., PNode]) -> None:
+        url = await put_term(tmp_path, 3, "tcp://o:7700")
+        old = Orchestrator(net, "o", 3, store=url)
+        pnode(old.address)
+        await asyncio.sleep(1.0)
+        net.crash(old.bus)
+        new = Orchestrator(net, "q", 4, store=url)
+        await put_term(tmp_path, 4, new.address)
+        again = pnode(old.address)
+        await asyncio.sleep(10.0)
+        assert [message.held for _, message in new.registers] == [0], "a new process has no incarnation"
+        assert again.hub.orchestrator.addresses == [new.address]
+        assert (again.membership.standing.cluster, again.membership.standing.term) == ("c", 4)
+        assert new.beats
+
+    simulate(tmp_path, script)
+
+
+def test_after_a_restart_it_is_found_where_it_was_last_though_the_store_is_away(tmp_path: Path) -> None:
+    async def script(net: SimNetwork, pnode: Callable[..., PNode]) -> None:
+        url = await put_term(tmp_path, 4, "tcp://q:7700")
+        new = Orchestrator(net, "q", 4, store=url)
+        pnode("tcp://o:7700", url)
+        await asyncio.sleep(30.0)
+        assert len(new.registers) == 1
+        (tmp_path / "store").rename(tmp_path / "away")
+        pnode("tcp://o:7700")
+        await asyncio.sleep(12.0)
+        assert len(new.registers) == 2
+
+    simulate(tmp_path, script)
+
+
+def test_after_a_restart_an_orchestrator_that_was_replaced_is_not_believed(tmp_path: Path) -> None:
+    async def script(net: SimNetwork, pnode: Callable[..., PNode]) -> None:
+        url = await put_term(tmp_path, 4, "tcp://q:7700")
+        old, new = Orchestrator(net, "o", 3, store=url), Orchestrator(net, "q", 4, store=url)
+        old.deaf = True
+        pnode(old.address, url)
+        await asyncio.sleep(30.0)
+        old.deaf = False
+        again = pnode(old.address)
+        await asyncio.sleep(30.0)
+        assert old.registers
+        assert not old.beats
+        assert len(new.registers) == 2
+        assert new.beats[-1].term == 4
+        assert again.warnings("which is over")
+
+    simulate(tmp_path, script)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "nonsense", "a folder"])
+def test_a_damaged_memory_is_as_none_and_said_once(tmp_path: Path, damage: str) -> None:
+    async def script(net: SimNetwork, pnode: Callable[..., PNode]) -> None:
+        old = Orchestrator(net, "o", 3, store=await put_term(tmp_path, 3, "tcp://o:7700"))
+        pnode(old.address)
+        await asyncio.sleep(1.0)
+        file = memory_file(tmp_path, "p1")
+        data = file.read_bytes()
+        file.unlink()
+        if damage == "a folder":
+            file.mkdir()
+        else:
+            place = len(data) // 2
+            file.write_bytes({
+                "cut": data[:place], "nonsense": b"nonsense",
+                "flipped": data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :],
+            }[damage])  # fmt: skip
+        net.crash(old.bus)
+        again = pnode(old.address)
+        await asyncio.sleep(60.0)
+        assert again.hub.store is None
+        assert len(again.warnings("was remembered does not count")) == 1
+        later = Orchestrator(net, "o", 4)
+        await asyncio.sleep(30.0)
+        assert later.beats, "it is as a new one"
+
+    simulate(tmp_path, script)
+
+
+def test_a_memory_that_can_not_be_written_is_said_and_does_no_harm(tmp_path: Path) -> None:
+    async def script(net: SimNetwork, pnode: Callable[..., PNode]) -> None:
+        memory_file(tmp_path, "p1").mkdir()
+        old = Orchestrator(net, "o", 3)
+        one = pnode(old.address)
+        await asyncio.sleep(10.0)
+        assert old.beats
+        assert one.warnings("can't be remembered")
+
+    simulate(tmp_path, script)
+
+
+def test_who_gives_another_orchestrator_means_another_cluster(tmp_path: Path) -> None:
+    async def script(net: SimNetwork, pnode: Callable[..., PNode]) -> None:
+        url = await put_term(tmp_path, 3, "tcp://o:7700")
+        old = Orchestrator(net, "o", 3, store=url)
+        pnode(old.address)
+        await asyncio.sleep(1.0)
+        other = Orchestrator(net, "q", 1, cluster="d")
+        other.deaf = True
+        again = pnode(other.address)
+        await asyncio.sleep(60.0)
+        assert len(old.registers) == 1, "it waits for the one that it was told of"
+        other.deaf = False
+        await asyncio.sleep(20.0)
+        assert again.membership.standing.cluster == "d"
+        pnode(other.address)
+        await asyncio.sleep(1.0)
+        assert len(other.registers) >= 2
+
+    simulate(tmp_path, script)
+
+
+def test_only_at_the_address_of_the_option_it_comes_into_another_cluster(tmp_path: Path) -> None:
+    """Where the orchestrator was last, another cluster's listens now: a port is used again by anybody."""
+
+    async def script(net: SimNetwork, pnode: Callable[..., PNode]) -> None:
+        url = await put_term(tmp_path, 4, "tcp://q:7700")
+        new = Orchestrator(net, "q", 4, store=url)
+        pnode("tcp://o:7700", url)
+        await asyncio.sleep(30.0)
+        net.crash(new.bus)
+        stranger = Orchestrator(net, "q", 9, cluster="d")
+        again = pnode("tcp://o:7700")
+        await asyncio.sleep(60.0)
+        assert stranger.registers
+        assert len(stranger.left) == len(stranger.registers), "it takes its leave each time"
+        assert not stranger.beats
+        assert not again.membership.registered.is_set()
+        meant = Orchestrator(net, "o", 1, cluster="e")
+        await asyncio.sleep(30.0)
+        assert meant.beats
+        assert again.admissions == [True]
 
     simulate(tmp_path, script)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -80,12 +79,24 @@ class Router:
                 return
 
     def _lost(self, peer: PeerRef, reason: str) -> None:
-        for route in self._routes.values():
+        for route in list(self._routes.values()):
             route.lost(peer, reason)
 
 
+class InferFailedError(RemoteError):
+    """A PNode can't answer. `code` is that of `InferFailed`."""
+
+    def __init__(self, code: str, text: str, hint: str = "") -> None:
+        super().__init__(text, hint=hint)
+        self.code = code
+
+
+class RouteLostError(UnreachableError):
+    """A PNode of the route is gone, or the session is not deployed there any more."""
+
+
 class Route:
-    """One request and its calls. Use as `async with router.open(deployment) as route`."""
+    """One request and its calls; `close` it at the end."""
 
     def __init__(self, router: Router, deployment: DeploymentInfo, readers: frozenset[str]) -> None:
         self.request_id = str(new_request_id())
@@ -97,12 +108,8 @@ class Route:
         self._peers = {pnode: deployment.peers[pnode] for pnode in involved}
         self._reading = {pnode for node, pnode in deployment.placement.items() if node in readers}
 
-    async def __aenter__(self) -> Route:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Nothing more is asked here; PNodes forget what they kept for it."""
         self._router.close(self)
         for peer in self._peers.values():
             self._router.client.bus.send(peer, InferEnd(self.request_id, self.deployment.session))
@@ -121,8 +128,8 @@ class Route:
     ) -> dict[str, Answer]:
         """One forward pass; with `split` over rows of the session's own data.
 
-        Raises: `UnreachableError` at the deadline, naming the outputs that are missing; `DCNRError` when a PNode
-        can't answer.
+        Raises: `UnreachableError` at the deadline, naming the outputs that are missing; `RouteLostError` when a PNode
+        is gone, `InferFailedError` when one can't answer.
         """
         names = list(inputs)
         arrays = [np.ascontiguousarray(inputs[name]) for name in names]
@@ -158,7 +165,7 @@ class Route:
             return
         if isinstance(message, InferFailed):
             where = f"{message.pnode}, {message.vnode}" if message.vnode else message.pnode
-            call.done.set_exception(RemoteError(f"{where}: {message.text}", hint=message.hint))
+            call.done.set_exception(InferFailedError(message.code, f"{where}: {message.text}", message.hint))
             return
         try:
             value = array_of(message.tensors, frames)
@@ -171,11 +178,12 @@ class Route:
 
     def lost(self, peer: PeerRef, reason: str) -> None:
         """A peer is gone: nobody waits for it any longer."""
-        if peer.id not in self._peers:
+        known = self._peers.get(peer.id)
+        if known is None or (known.boot and peer.boot and known.boot != peer.boot):
             return
         for call in self._waiting.values():
             if not call.done.done():
-                call.done.set_exception(UnreachableError(f"{peer.id} is gone: {reason}", hint="dcnr status"))
+                call.done.set_exception(RouteLostError(f"{peer.id} is gone: {reason}", hint="dcnr status"))
 
 
 class _Call:

@@ -16,6 +16,8 @@ from cli.evaluation import Rows, Score, right_answers, score
 from cli.generation import generate
 from cli.inference import Answer, Router, deployed
 from cli.inputs import fit, read_arrays
+from cli.lasting import LastingRoute
+from cli.notices import Notice
 from cli.sampling import Sampling
 from cli.terminal import Terminal
 from wire.errors import DCNRError, UsageError
@@ -70,9 +72,8 @@ async def infer_once(
         router = Router(client)
         model = await fetch(await deployed(client, name))
         inputs = model_inputs(model, files, text)
-        with terminal.waiting(f"waiting for {model.deployment.session}"):
-            async with router.open(model.deployment, model.card.readers) as route:
-                return await route.call(inputs, model.card.wanted(list(want)), timeout_s=timeout_s)
+        async with LastingRoute(router, model.deployment, model.card.readers, Notice(terminal)) as route:
+            return await route.call(inputs, model.card.wanted(list(want)), timeout_s=timeout_s)
 
 
 def model_inputs(model: Model, files: Sequence[str], text: str | None) -> dict[str, NDArray[Any]]:
@@ -99,6 +100,8 @@ class Generated:
     step: int
     first_s: float
     per_token_s: float
+    moves: int = 0
+    """How many times it went on elsewhere, after a loss."""
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
@@ -148,7 +151,9 @@ async def generate_with(
     wanted = LOGITS if LOGITS in model.card.outputs else model.card.wanted([])[0]
     step = 0
 
-    async with router.open(model.deployment, model.card.readers) as route:
+    shown = _Shown(terminal, prompt.lstrip("\n"))
+    notice = Notice(terminal, before=shown.interrupt, after=shown.go_on)
+    async with LastingRoute(router, model.deployment, model.card.readers, notice) as route:
 
         async def logits(tokens_1T: NDArray[np.int64], position: int, keep: bool) -> NDArray[Any]:
             nonlocal step
@@ -159,24 +164,49 @@ async def generate_with(
         ids: list[int] = []
         seconds: list[float] = []
         decoder = StreamDecoder(tokenizer)
-        pieces: list[str] = []
-
-        def show(fresh: str) -> None:
-            pieces.append(fresh)
-            if fresh and not terminal.json:
-                terminal.raw(fresh)
-
-        if not terminal.json:
-            terminal.raw(prompt.lstrip("\n"))
         async for token in generate(
             logits, start, context=context, max_tokens=max_tokens, sampling=sampling, seed=seed, cache=cache
         ):
             ids.append(token.id)
             seconds.append(token.seconds)
-            show(decoder.feed([token.id]))
-        show(decoder.finish())
+            shown.add(decoder.feed([token.id]))
+        shown.add(decoder.finish())
+        moves = route.moves
     later = seconds[1:] or seconds
-    return Generated(model.deployment.session, prompt, "".join(pieces), ids, step, seconds[0], sum(later) / len(later))
+    return Generated(
+        model.deployment.session, prompt, shown.text, ids, step, seconds[0], sum(later) / len(later), moves
+    )
+
+
+class _Shown:
+    """A text that a person sees as it comes. `interrupt`: something else is about to be shown; `go_on`: it was."""
+
+    def __init__(self, terminal: Terminal, prompt: str) -> None:
+        self._terminal, self._prompt = terminal, prompt
+        self._pieces: list[str] = []
+        if not terminal.json:
+            terminal.raw(prompt)
+
+    @property
+    def text(self) -> str:
+        """Without the prompt."""
+        return "".join(self._pieces)
+
+    def add(self, fresh: str) -> None:
+        """The next piece."""
+        self._pieces.append(fresh)
+        if fresh and not self._terminal.json:
+            self._terminal.raw(fresh)
+
+    def interrupt(self) -> None:
+        """End the line, where a person reads both."""
+        if self._terminal.live:
+            self._terminal.raw("\n")
+
+    def go_on(self) -> None:
+        """Show the line that was interrupted once more."""
+        if self._terminal.live:
+            self._terminal.raw((self._prompt + self.text).rpartition("\n")[2])
 
 
 async def evaluate_split(
@@ -209,7 +239,7 @@ async def evaluate_with(
     samples = min(samples, limit) if limit else samples
     outputs = [LOSS, LOGITS] if model.card.classifies else [LOSS]
 
-    async with router.open(model.deployment, model.card.readers) as route:
+    async with LastingRoute(router, model.deployment, model.card.readers, Notice(terminal)) as route:
 
         async def ask(start: int, count: int) -> Rows:
             found = await route.call({}, outputs, split=split, start=start, count=count, timeout_s=timeout_s)

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.sim.coverage import coverage
 from tests.sim.pool import HANG_S, Pool, ranges
-from tests.sim.results import StateFile, Totals, code_digest
+from tests.sim.results import PRODUCT, StateFile, Totals, code_digest
 
 PLAIN_EVERY_S = 15.0
 SHOWN = 10
@@ -88,7 +88,8 @@ class Campaign:
         fresh, totals = self.fresh, self.totals
         rate = fresh.runs / self.seconds if self.seconds else 0.0
         found = [
-            f"seeds {self.seeds.start} to {self.seeds.stop - 1}, code {self.state.code}",
+            f"seeds {self.seeds.start} to {self.seeds.stop - 1}",
+            f"code        {self.state.code}: of {', '.join(PRODUCT)} and tests/sim, less what no run loads",
             f"runs        {fresh.runs} now in {self.seconds:.0f} s ({rate:.2f} a second), {totals.runs} in all"
             + (f"; {self.state.other} of other code are not counted" if self.state.other else ""),
             f"steps       {totals.steps}, recoveries {totals.recoveries}, messages {totals.messages}",

@@ -7,6 +7,7 @@ It asks again until it is answered, at every address where an orchestrator may b
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -36,13 +37,30 @@ AFTER_S = 0.5
 """The world goes on for so long after the run has finished."""
 
 
+WAIT = re.compile(r", for (\d+) s")
+LONG_S = 20
+"""A wait that is shown for longer is written down."""
+
+
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """What the operator does once a step is made: pause or stop, and resume after a while."""
+    """What the operator does once a step is made: pause, stop or rebalance; what comes to rest is resumed later.
+
+    `state`: only in that state ("": while it runs or recovers; "rest": when it is paused or failed).
+    """
 
     step: int
     action: str
     seconds: float
+    state: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.action} after step {self.step}, when {self.state or 'running'}, for {self.seconds:.1f} s"
+
+    def due(self, state: str, step: int) -> bool:
+        """Whether now is the time."""
+        states = {"": ("running", "recovering"), "rest": ("paused", "failed")}.get(self.state, (self.state,))
+        return state in states and step >= self.step
 
 
 class Client:
@@ -105,9 +123,11 @@ class Client:
             self.created = True
         self.session = world.session
         while not self.started:
+            if self._due and self._due[0].state == "created":
+                await self._try(self._due.pop(0).action)
             await self._wait_for_pnodes()
             try:
-                info = await self._act("start")
+                info = await self._act("start", until=plan.until)
             except RefusedError:
                 await asyncio.sleep(AGAIN_S)
             else:
@@ -151,26 +171,30 @@ class Client:
 
     async def _go_on(self, info: messages.SessionInfo) -> None:
         """Do what is due."""
-        if info.state in ("failed", "paused", "stopped", "created"):
+        if self._due and self._due[0].due(info.state, info.step):
+            if await self._try(self._due[0].action):
+                self._pause_s = self._due.pop(0).seconds
+        elif info.state in ("failed", "paused", "stopped", "created"):
             await asyncio.sleep(RESUME_S if info.state == "failed" else self._pause_s)
             self.resumes += 1
             await self._wait_for_pnodes()
             await self._try("resume")
-        elif self._due and info.step >= self._due[0].step and info.state in ("running", "recovering"):
-            done = await self._try(self._due[0].action)
-            if done:
-                self._pause_s = self._due.pop(0).seconds
 
     async def _try(self, action: str) -> bool:
         try:
-            self._saw(await self._act(action))
+            if action == "rebalance":
+                message = messages.Rebalance(self._id(action), self.session, apply=True)
+                await self.ask(message, messages.RebalanceInfo)
+            else:
+                self._saw(await self._act(action))
         except RefusedError as error:
             self._world.recorder.told(self.session, "refused", text=f"{action}: {error}")
             return False
         return True
 
-    async def _act(self, action: str) -> messages.SessionInfo:
-        return await self.ask(messages.ActOnSession(self._id(action), self.session, action), messages.SessionInfo)
+    async def _act(self, action: str, until: int = 0) -> messages.SessionInfo:
+        message = messages.ActOnSession(self._id(action), self.session, action, until)
+        return await self.ask(message, messages.SessionInfo)
 
     # ------------------------------------------------------------ asking and seeing
 
@@ -224,8 +248,6 @@ class Client:
             self._state = info.state
             recorder.told(info.session, "state", info.state, info.step, info.error)
         for line in info.waiting:
-            if (
-                line.rpartition(", for ")[2].split(" ")[0].isdigit()
-                and int(line.rpartition(", for ")[2].split()[0]) > 20
-            ):
+            since = WAIT.search(line)
+            if since is None or int(since[1]) > LONG_S:
                 recorder.told(info.session, "waiting", info.state, info.step, line)

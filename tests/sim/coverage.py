@@ -46,7 +46,7 @@ def coverage(visited: Collection[str], known: Mapping[str, Table] | None = None)
     for machine, table in (known if known is not None else tables()).items():
         possible = {f"{_value(before)}>{_value(after)}" for before, afters in table.items() for after in afters}
         seen = {text.partition(" ")[2] for text in visited if text.startswith(f"{machine} ")}
-        moves = {text for text in seen if ">" in text and len(set(text.split(">"))) == 2}
+        moves = {text for text in seen if ">" in text and (len(set(text.split(">"))) == 2 or text in possible)}
         states = {_value(state) for state in table}
         reached = {part for text in seen for part in text.split(">")} & states
         found.append(

@@ -73,6 +73,8 @@ class Plan:
     store_given: bool = False
     """PNodes are started with `--store`, so that even a new one finds an orchestrator that came up elsewhere."""
     interruptions: tuple[Interruption, ...] = ()
+    until: int = 0
+    """The first start is for so many steps only; the operator resumes it then."""
     faults: tuple[Planned, ...] = ()
     losses: tuple[Loss, ...] = ()
     """Single messages that are lost, from the start on."""
@@ -87,7 +89,8 @@ class Plan:
             f"{self.members or 'by hand'}, checkpoint every {self.every} steps, keep {self.keep}",
             *(f"  placed {vnode} on {pnode}" for vnode, pnode in self.placement.items()),
             f"  line {self.line}",
-            *(f"  operator: {item.action} after step {item.step}, {item.seconds:.1f} s" for item in self.interruptions),
+            *([f"  operator: first until step {self.until}"] if self.until else []),
+            *(f"  operator: {item}" for item in self.interruptions),
             *(f"  fault {item}" for item in self.faults),
             f"  healed at {self.healed_s:.1f} s",
         ]
@@ -111,12 +114,42 @@ def calm(seed: int, network: str = "") -> Plan:
         drop=pick.choice((0.0, 0.0, 0.0, 0.01)), duplicate=pick.choice((0.0, 0.0, 0.01)),
         reorder=pick.choice((0.0, 0.0, 0.02)),
     )  # fmt: skip
-    interruptions: tuple[Interruption, ...] = ()
-    if pick.random() < 0.25:
-        action = pick.choice(("pause", "pause", "stop"))
-        interruptions = (Interruption(pick.randint(1, SHAPES[name].steps - 2), action, pick.uniform(0.1, 6.0)),)
+    steps = SHAPES[name].steps
+    interruptions = _interruptions(pick, steps) if pick.random() < 0.35 else ()
+    until = pick.randint(1, steps - 1) if pick.random() < 0.1 else 0
     return Plan(
         name, pnodes, spares, members, placement, tuple(pick.choice((1.0, 1.0, 2.0)) for _ in range(pnodes + spares)),
-        pick.choice(SHAPES[name].every), pick.choice((1, 2, 3)), line, interruptions=interruptions,
+        pick.choice(SHAPES[name].every), pick.choice((1, 2, 3)), line, interruptions=interruptions, until=until,
         compute_s=pick.choice((0.04, 0.08, 0.15)), store_given=pick.random() < 0.5,
     )  # fmt: skip
+
+
+HABITS: tuple[tuple[tuple[str, str], ...], ...] = (
+    (("pause", ""),),
+    (("stop", ""),),
+    (("pause", ""), ("stop", "pausing")),
+    (("pause", ""), ("stop", "rest")),
+    (("stop", "created"),),
+    (("pause", "starting"),),
+    (("stop", "starting"),),
+    (("pause", "recovering"),),
+    (("stop", "recovering"),),
+    (("stop", "rest"),),
+    (("rebalance", ""),),
+    (("rebalance", ""), ("pause", "starting")),
+    (("rebalance", ""), ("rebalance", "")),
+)
+"""What an operator does one after the other: action, and in which state."""
+
+
+def _interruptions(pick: random.Random, steps: int) -> tuple[Interruption, ...]:
+    """One habit, sometimes another one later."""
+    found: list[Interruption] = []
+    step = pick.choice((1, 1, pick.randint(1, steps - 1), steps - 1))
+    for _ in range(pick.choice((1, 1, 1, 2))):
+        for action, state in pick.choice(HABITS):
+            after = step if state in ("", "recovering") else 0
+            found.append(Interruption(after, action, pick.uniform(0.1, 6.0), state))
+        step = pick.randint(step, steps - 1)
+    created = [item for item in found if item.state == "created"]
+    return (*created, *(item for item in found if item.state != "created"))

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from tests.sim.campaign import Campaign, breach_line, replay_command
-from tests.sim.planted import BUGS, planted
+from tests.sim.planted import BUGS
+from tests.sim.planted.edit import planted
 from tests.sim.planted.table import hunt
 from tests.sim.record import digest_of_history
 from tests.sim.world import run

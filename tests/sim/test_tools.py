@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.sim.campaign import Campaign, bound, verdict
 from tests.sim.coverage import coverage, tables
 from tests.sim.planted.edit import Edit, MovedError, planted
 from tests.sim.pool import Pool, ranges
-from tests.sim.results import StateFile, Totals, code_digest
+from tests.sim.results import APART, PRODUCT, ROOT, StateFile, Totals, code_digest, code_files
 from tests.sim.shrink import shrink
 from tests.sim.worker import failure
 
@@ -81,6 +82,23 @@ def test_results_accumulate_and_nothing_is_run_twice(tmp_path: Path) -> None:
     assert again.done == set(range(10))
     assert again.totals.visited == {"session created>starting"}
     assert len(state.read_text().splitlines()) == 10
+
+
+def test_whatever_a_run_loads_counts() -> None:
+    """A change of any file that a run uses makes old results those of other code."""
+    program = (
+        "import sys; from tests.sim.worker import judged\n"
+        "for seed in range(5): judged(seed)\n"
+        "print(*(getattr(module, '__file__', '') for module in list(sys.modules.values())), sep='\\n')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
+    packages = (*PRODUCT, "tests/sim")
+    loaded = {Path(line) for line in done.stdout.splitlines() if line.startswith(str(ROOT))}
+    loaded = {path for path in loaded if path.relative_to(ROOT).as_posix().startswith(packages)}
+    assert len(loaded) > 100
+    uncounted = loaded - set(code_files())
+    assert {path for path in uncounted if not set(path.parts) & set(APART)} == set()
+    assert code_digest() == code_digest()
 
 
 def test_a_line_that_was_cut_short_costs_its_seed(tmp_path: Path) -> None:

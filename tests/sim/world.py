@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import shutil
 import sys
@@ -35,6 +36,8 @@ from tests.sim.record import Recorder, digest_of_history
 from tests.sim.store import SimStore
 from tests.sim.taps import taps
 from tests.sim.truth import truth_of
+
+logging.getLogger("stamina").setLevel(logging.ERROR)  # tries anew are no news here
 
 Patch = Callable[[], AbstractContextManager[object]]
 """Changes the shipped code while a run lasts; for planted bugs."""

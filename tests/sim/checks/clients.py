@@ -3,14 +3,14 @@
 The states of a session and which may follow which are a table of its own; a client looks now and then, so it may see
 any state that can be reached, but those that need somebody to act only after somebody did. Committed steps never fall.
 A run that is only disturbed never fails; only a start or resume may, before it runs, if there is no room for what was
-asked for.
+asked for, or the store is away at that moment.
 """
 
 from __future__ import annotations
 
 from tests.sim.checks.breach import Check
 from tests.sim.checks.model import Model, Thing
-from tests.sim.history import History, Told, Wrote
+from tests.sim.history import Delivered, History, Told, Wrote
 
 FOLLOWS: dict[str, set[str]] = {
     "created": {"starting"},
@@ -29,7 +29,7 @@ FOLLOWS: dict[str, set[str]] = {
 ASKED: dict[str, set[str]] = {
     "created": {"starting", "stopped"},
     "starting": {"pausing", "stopping", "paused", "stopped"},
-    "running": {"pausing", "stopping"},
+    "running": {"pausing", "stopping", "starting"},
     "recovering": {"paused", "stopped", "pausing", "stopping"},
     "pausing": {"stopping", "running"},
     "paused": {"starting", "stopped"},
@@ -37,6 +37,8 @@ ASKED: dict[str, set[str]] = {
     "failed": {"starting", "stopped"},
 }
 """What may happen once a client has asked for something."""
+
+AT_REST = frozenset({"created", "paused", "stopped", "failed"})
 
 
 def reachable(state: str, *, acted: bool) -> set[str]:
@@ -59,17 +61,28 @@ class Clients(Check):
         self._state: dict[str, Told] = {}
         self._committed: dict[str, Told] = {}
         self._under_way: set[str] = set()  # sessions that have run since somebody last asked for it
+        self._rests: set[str] = set()
 
     def wrote(self, event: Wrote, thing: Thing, model: Model) -> None:
         """What the session itself wrote down."""
         if thing.record is not None:
             self._is(thing.record.session, thing.record.state)
 
+    def delivered(self, event: Delivered, model: Model) -> None:
+        """Somebody asks a session at rest to go on."""
+        session, action = str(event.fields.get("session")), event.fields.get("action")
+        if event.kind == "ActOnSession" and action in ("start", "resume") and session in self._rests:
+            self._under_way.discard(session)
+
     def _is(self, session: str, state: str) -> None:
         if state in ("running", "recovering"):
             self._under_way.add(session)
         elif state == "starting":
             self._under_way.discard(session)
+        if state in AT_REST:
+            self._rests.add(session)
+        else:
+            self._rests.discard(session)
 
     def told(self, event: Told, model: Model) -> None:
         """See the module."""

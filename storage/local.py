@@ -210,7 +210,7 @@ class LocalStore:
             try:
                 return work()
             except FileNotFoundError as error:
-                if what == "read":
+                if what == "read" and not self._files.vanished:
                     raise NotFoundError(f"{self.url}: there is no {key}", key=key) from error
                 raise StoreUnavailableError(
                     f"{self.url}: {what} {key}: the store's own folder is gone", key=key,

@@ -59,7 +59,8 @@ class _Version(NamedTuple):
 class LocalFiles:
     """See the module's docstring. Raises OSError, and StoreError's children for what the system has no word for.
 
-    FileNotFoundError means that the object isn't there, when reading; that the store isn't, when writing.
+    FileNotFoundError means that the object isn't there, when reading (or the store, see `vanished`); that the store
+    isn't, when writing.
     """
 
     def __init__(self, root: Path) -> None:
@@ -68,6 +69,11 @@ class LocalFiles:
         self._own = root / ".dcnr"
         self._ready = False
         self._etags: dict[_Version, str] = {}
+
+    @property
+    def vanished(self) -> bool:
+        """The store was written here, and isn't here any more: its disk is unmounted, or its folder was moved."""
+        return self._ready and not self._own.is_dir()
 
     # ------------------------------------------------------------ reading
 
@@ -113,7 +119,9 @@ class LocalFiles:
         return Entry(key, status.st_size, etag, status.st_mtime)
 
     def walk(self, prefix: str) -> Iterator[str]:
-        """The keys that begin with `prefix`, in any order."""
+        """The keys that begin with `prefix`, in any order. Raises FileNotFoundError if the store isn't here any more."""
+        if self.vanished:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         folder = prefix.rpartition("/")[0]
         start = self.root / folder
         for place, folders, files in os.walk(start, onerror=_unless_gone):

@@ -203,6 +203,18 @@ async def test_a_store_whose_folder_vanished_says_so(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError, match="own folder is gone") as caught:
         await store.put("k", b"2")
     assert "unmounted" in caught.value.hint
+    with pytest.raises(NotFoundError):
+        await LocalStore(tmp_path / "fresh").get("k")
+    for mounted in (False, True):  # an unmounted disk leaves an empty folder
+        if mounted:
+            (tmp_path / "store").mkdir()
+        with pytest.raises(StoreUnavailableError, match="own folder is gone"):
+            await store.get("k")
+        with pytest.raises(StoreUnavailableError, match="own folder is gone"):
+            await store.head("k")
+        with pytest.raises(StoreUnavailableError, match="own folder is gone"):
+            [entry async for entry in store.list("")]
+    (tmp_path / "store").rmdir()
     (tmp_path / "elsewhere").rename(tmp_path / "store")
     await store.put("k", b"3")
     assert (await store.get("k")).data == b"3"

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +25,7 @@ class LocalCluster:
         self.home = Path(self._folder.name)
         self.environment = os.environ | {"DCNR_HOME": str(self.home)}
         self._extra: list[subprocess.Popen[bytes]] = []
+        """PNodes started by hand."""
         self._size = (pnodes, threads)
 
     def __enter__(self) -> LocalCluster:
@@ -77,10 +79,10 @@ class LocalCluster:
         entries = [raw["orchestrator"], *raw["pnodes"]]
         return {entry["name"]: psutil.Process(entry["pid"]) for entry in entries}
 
-    def add_pnode(self, name: str, *arguments: str) -> psutil.Process:
-        """Start one more PNode by hand and wait until it is a member."""
+    def add_pnode(self, name: str, *arguments: str, program: Sequence[str] = ("pnode.main",)) -> psutil.Process:
+        """Start one more PNode by hand and wait until it is a member. `program`: a module and its first arguments."""
         address = json.loads((self.home / "cluster.json").read_text())["address"]
-        command = [sys.executable, "-m", "pnode.main", "--name", name, "--orchestrator", address]
+        command = [sys.executable, "-m", *program, "--name", name, "--orchestrator", address]
         command += ["--home", str(self.home / name), *arguments]
         process = subprocess.Popen(command, env=self.environment, stderr=subprocess.DEVNULL)
         self._extra.append(process)

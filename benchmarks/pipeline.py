@@ -6,6 +6,7 @@ give: times M / (M + P - 1) it is the bubble bound); and DCNR on two PNodes with
 GPT (4 layers, 256 wide, context 128, untied head, batch 8 x 4). Quoted are medians of the ratios within a round.
 
     python -m benchmarks.pipeline [--rounds 5] [--steps 30]
+    python -m benchmarks.pipeline --profile         # where the time of a step goes
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from benchmarks.local_cluster import LocalCluster
+from benchmarks.pipeline_profile import table
 
 HERE = Path(__file__).parent
 NETWORK = HERE / "gpt-4x256.yaml"
@@ -47,12 +50,29 @@ def ours(cluster: LocalCluster, network: Path, steps: int) -> float:
     return TOKENS / statistics.median(record["seconds"] for record in records[WARM_STEPS:])
 
 
+def profile(network: Path, steps: int) -> str:
+    """Where the time goes, as Markdown; the stop watches themselves cost about 1 %."""
+    with tempfile.TemporaryDirectory(prefix="dcnr-profile-") as folder:
+        files = {f"p{number + 1}": Path(folder) / f"p{number + 1}.json" for number in range(PNODES)}
+        with LocalCluster(0) as cluster:
+            for name, file in files.items():
+                program = ("benchmarks.profiled_pnode", str(file))
+                cluster.add_pnode(name, "--threads", "1", program=program)
+            rate = ours(cluster, network, steps)
+        raws = {name: json.loads(file.read_text()) for name, file in files.items()}
+    return f"{rate:.0f} tokens per second\n\n{table(raws, MICROBATCHES)}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--network", type=Path, default=NETWORK)
+    parser.add_argument("--profile", action="store_true", help="where the time of a step goes; nothing else")
     options = parser.parse_args()
+    if options.profile:
+        print(profile(options.network, options.steps))
+        return
     steps = str(options.steps)
     rows = []
     with LocalCluster(PNODES) as cluster:

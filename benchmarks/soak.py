@@ -3,9 +3,8 @@
     python -m benchmarks.soak [--minutes 60] [--out FILE.json]
 
 Three of four PNodes compute. Each minute p3 or p4, whichever computes, is killed with -9 and started again; the
-orchestrator, p1, p2 and a `dcnr attach` live all the time and are measured. Where a busy machine made the planner leave
-both out, the run is first placed on three again. Flat: the mean over the last ten minutes is within 5 % of that over
-minutes 10 to 20 (for short trials: of the last and of the second sixth).
+orchestrator, p1, p2 and a `dcnr attach` live all the time and are measured. Flat: the mean over the last ten minutes is
+within 5 % of that over minutes 10 to 20 (for short trials: of the last and of the second sixth).
 """
 
 from __future__ import annotations
@@ -45,27 +44,14 @@ def spare_parts(engine: Engine) -> list[str]:
     return [name for name in ("p3", "p4") if name in engine.sight.members and name in engine.fleet.able()]
 
 
-async def replace(engine: Engine) -> None:
-    """Place the run on three PNodes again."""
-    engine.pausing = True  # else the watcher resumes it
-    try:
-        while engine.client is None:
-            await engine.sleep(0.1)
-        await engine.client.act(engine.session, "pause", timeout_s=60.0)
-        await engine.until(lambda: engine.sight.state == "paused", "a pause")
-        await engine.client.act(engine.session, "resume", pnodes=3, timeout_s=60.0)
-    finally:
-        engine.pausing = False
-    mark = engine.sight.highest
-    await engine.until(lambda: engine.sight.highest > mark, "a new step")
-
-
 async def soak(minutes: float, seed: int, lease_s: float, out: Path | None) -> dict[str, Any]:
     """All of it."""
     progress = Progress("minutes", every_s=60.0)
     samples: list[tuple[float, dict[str, tuple[int, int]]]] = []
-    restarts = placed = 0
-    async with burning(network("gpt-char", SMALL, 20), pnodes=4, members=3, lease_s=lease_s, seed=seed) as engine:
+    restarts = 0
+    logs = out.with_suffix(".logs") if out is not None else None
+    prepared = network("gpt-char", SMALL, 20)
+    async with burning(prepared, pnodes=4, members=3, lease_s=lease_s, seed=seed, keep=logs) as engine:
         watcher = engine.fleet.command("attach", engine.session, "-o", "json")
         attached = psutil.Process(watcher.pid)
         began = due = time.monotonic()
@@ -73,9 +59,6 @@ async def soak(minutes: float, seed: int, lease_s: float, out: Path | None) -> d
         while (past := time.monotonic() - began) < 60 * minutes:
             if time.monotonic() >= due:
                 due += 60.0
-                if not spare_parts(engine):
-                    await replace(engine)
-                    placed += 1
                 if chosen := spare_parts(engine):
                     engine.fleet.kill(chosen[0])
                     engine.fleet.start(chosen[0])
@@ -92,7 +75,7 @@ async def soak(minutes: float, seed: int, lease_s: float, out: Path | None) -> d
                 await engine.until(lambda: engine.sight.highest > mark, "a new step")  # noqa: B023
         steps, breaches = engine.sight.highest, list(engine.sight.breaches)
     return {
-        "minutes": minutes, "restarts": restarts, "placed": placed, "steps": steps, "breaches": breaches,
+        "minutes": minutes, "restarts": restarts, "steps": steps, "breaches": breaches,
         "lease_s": lease_s, "machine": machine(), "samples": [(round(at, 1), found) for at, found in samples],
     }  # fmt: skip
 

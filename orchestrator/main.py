@@ -16,9 +16,10 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from wire.errors import DCNRError, UsageError
 
@@ -31,6 +32,8 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 NAME = "orchestrator"
 READY = "orchestrator.json"
 HOME_CHECK_S = 2.0
+LOCK_S = 2.0
+"""So long is another's lock waited for: one that was killed keeps it until the system has ended its last thread."""
 
 
 class HomeTakenError(DCNRError):
@@ -90,7 +93,8 @@ async def _serve(arguments: argparse.Namespace) -> int:
         check_address(address)
     home = _home(arguments.home)
     log = open_log(arguments.log_level)
-    with _locked(home):
+    with _lock_file(home) as lock:
+        await _lock(home, lock)
         store = open_store(arguments.store or (home / "store").as_uri())
         bus = ZmqBus(NAME, bind=arguments.bind, advertise=arguments.advertise)
         service = Service(bus, store, home, log, lease_s=arguments.lease, version=version("dcnr"))
@@ -122,17 +126,29 @@ def _home(given: Path | None) -> Path:
     return home
 
 
-@contextlib.contextmanager
-def _locked(home: Path) -> Iterator[None]:
+async def _lock(home: Path, file: IO[bytes]) -> None:
     """One orchestrator per home folder. Raises `HomeTakenError`."""
-    with open(home / "orchestrator.lock", "a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+    deadline = time.monotonic() + LOCK_S
+    while not _taken(file):
+        if time.monotonic() > deadline:
             raise HomeTakenError(
                 f"another orchestrator runs in {home}", hint="dcnr down ends it; or give another --home"
-            ) from error
-        yield
+            )
+        await asyncio.sleep(0.05)
+
+
+@contextlib.contextmanager
+def _lock_file(home: Path) -> Iterator[IO[bytes]]:
+    with open(home / "orchestrator.lock", "a+b") as file:
+        yield file
+
+
+def _taken(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _announce(home: Path, service: Service) -> dict[str, Any]:

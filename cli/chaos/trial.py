@@ -75,7 +75,14 @@ async def begin(fleet: Fleet, prepared: Prepared, members: int, terminal: Termin
     await put_inputs(fleet.store, prepared, terminal)
     async with Client(fleet.direct, terminal, timeout_s=60.0) as client:
         await put_network(client, prepared, replace=True)
-        await create(client, Wish(prepared.network.id, pnodes=members, name=SESSION), prepared, terminal)
+        info = await create(client, Wish(prepared.network.id, pnodes=members, name=SESSION), prepared, terminal)
+        deadline = time.monotonic() + JOIN_S
+        while info.state in ("starting", "failed") and time.monotonic() < deadline:
+            if info.state == "failed":  # a PNode was thought lost just then: on a crowded machine, before any fault
+                await join(fleet)
+                await client.act(SESSION, "resume")
+            await asyncio.sleep(0.05)
+            info = await client.session(SESSION)
 
 
 async def join(fleet: Fleet, timeout_s: float = JOIN_S) -> None:

@@ -57,7 +57,7 @@ class Nursery:
         assert process.stdin is not None
         assert process.stdout is not None
         log.parent.mkdir(parents=True, exist_ok=True)
-        process.stdin.write(json.dumps([module, list(arguments), str(log)]) + "\n")
+        process.stdin.write(json.dumps([module, list(arguments), str(log), dict(os.environ)]) + "\n")
         process.stdin.flush()
         pid = int(process.stdout.readline())
         return Process(name, pid, birth_of(pid) or "ended", str(log))
@@ -71,18 +71,19 @@ def main() -> None:
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to collect what has ended
     for line in sys.stdin:
-        module, arguments, log = json.loads(line)
+        module, arguments, log, environment = json.loads(line)
         threads = len(os.listdir("/proc/self/task"))
         assert threads == 1, f"{threads} threads: a fork would not be safe"
         pid = os.fork()
         if not pid:
-            _be(module, arguments, log)
+            _be(module, arguments, log, environment)
         print(pid, flush=True)
 
 
-def _be(module: str, arguments: Sequence[str], log: str) -> NoReturn:
+def _be(module: str, arguments: Sequence[str], log: str, environment: dict[str, str]) -> NoReturn:
     code = 1
     try:
+        os.environ.update(environment)
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         sink = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -101,6 +102,23 @@ def test_one_per_home(tmp_path: Path) -> None:
     assert first.poll() is None
     first.terminate()
     ended(first)
+
+
+@pytest.mark.e2e
+def test_the_lock_of_one_that_is_just_dying_is_waited_for(tmp_path: Path) -> None:
+    """After kill -9 a lock stays until the system has ended the last thread (seen on a crowded machine)."""
+    with (tmp_path / "orchestrator.lock").open("a+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = start(tmp_path)
+        tried = f"{tmp_path}/orchestrator.lock"
+        deadline = time.monotonic() + 20
+        while tried not in [file.path for file in psutil.Process(process.pid).open_files()]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(0.2)
+    ready(tmp_path, process)
+    process.terminate()
+    assert ended(process)[0] == 0
 
 
 @pytest.mark.e2e

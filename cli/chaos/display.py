@@ -51,12 +51,12 @@ class Display:
             finally:
                 self._status = None
 
-    def starting(self, name: str) -> None:
-        """That process is being started."""
+    def said(self, text: str) -> None:
+        """What is being done before the run begins."""
         if self._status is not None:
-            self._status.update(f"starting {name}", spinner_style="cyan")
+            self._status.update(text)
         elif not self.terminal.json:
-            self._line(f"starting {name}", "dim")
+            self._line(text, "dim")
 
     def hurt(self, wound: Wound) -> None:
         """A fault happened."""

@@ -113,7 +113,7 @@ class Fleet:
     # ------------------------------------------------------------ life
 
     async def open(self, said: Callable[[str], None] = lambda text: None) -> None:
-        """Start everything and wait until the orchestrator listens."""
+        """Start everything and wait until the orchestrator listens. `said` is told what is being done."""
         self.home.mkdir(parents=True, exist_ok=True)
         server = self.shape.server
         if server is not None:
@@ -128,11 +128,11 @@ class Fleet:
             seat = self.seats[name] = Seat(name, gate, free_port(), self.home / name)
             gate.aim("127.0.0.1", seat.port)
         self.start(ORCHESTRATOR)
-        said(ORCHESTRATOR)
+        said("starting the orchestrator")
         await self.listening(ORCHESTRATOR)
         for seat in self.pnodes():
             self.start(seat.name)
-            said(seat.name)
+            said(f"starting {seat.name}")
 
     async def close(self, grace_s: float = 0.0) -> list[str]:
         """End every process (at once, unless given time) and all gates; what could not be ended."""

@@ -57,7 +57,9 @@ async def undergo(
     fleet = Fleet(trial.shape)
     try:
         await fleet.open(said)
+        said("waiting for the PNodes")
         await join(fleet)
+        said("storing network and data, placing the VNodes")
         await begin(fleet, prepared, trial.members, terminal)
         schedule = Schedule(trial.seed, trial.odds, lease_s=trial.shape.lease_s, gap_s=trial.gap_s, order=trial.order)
         engine = Engine(fleet, SESSION, schedule, trial.rules, told=trial.told)

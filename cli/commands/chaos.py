@@ -105,7 +105,7 @@ def _undergo(trial: Trial, prepared: Prepared, terminal: Terminal) -> bool:
     display = Display(terminal, trial.rules.seconds)
     with display.moving():
         told = replace(trial, told=display.told())
-        survived = run(undergo(told, prepared, terminal, said=display.starting), grace_s=None)
+        survived = run(undergo(told, prepared, terminal, said=display.said), grace_s=None)
     outcome = survived.outcome
     terminal.line(f"all processes have ended; the run is saved at step {outcome.step}", style="dim")
     problems, steps = list(outcome.breaches), outcome.step

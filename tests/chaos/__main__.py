@@ -54,7 +54,11 @@ def main() -> int:
     good = True
     if not options.table:
         print(f"seed {options.seed}, lease {options.lease:g} s, homes in {folder}", flush=True)
-        good = campaign.run(max_failures=options.max_failures, seconds=60 * options.minutes)
+        try:
+            good = campaign.run(max_failures=options.max_failures, seconds=60 * options.minutes)
+        except KeyboardInterrupt:
+            print(f"interrupted; --state {options.state} goes on after the last whole run", file=sys.stderr)
+            return 130
     print("\n" + table(campaign.state, wanted))
     return 1 if not good else 0 if options.table or not campaign.state.left(wanted) else 75
 

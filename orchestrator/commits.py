@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from orchestrator.records import SessionRecord
-from storage.checkpoints import DataPosition, Head, Manifest, commit, read_head
+from storage.checkpoints import DataPosition, Head, Manifest, Resume, commit, read_head
 from storage.keys import DIGEST, session_prefix
 from storage.retention import prune
 from storage.store import ConflictError, Store, StoreError, StoreUnavailableError
@@ -150,7 +150,10 @@ def manifest_of(
 
 
 class Committer:
-    """Commits the cuts of one session, one after another; knows its head."""
+    """Commits the cuts of one session, one after another; knows its head. All of it is called with `lock` held.
+
+    The head never goes back: a cut that is not newer than the head is none to be committed, whoever moved the head.
+    """
 
     def __init__(self, store: Store, network: str, session: str) -> None:
         self._store = store
@@ -158,33 +161,68 @@ class Committer:
         self.lock = asyncio.Lock()
         self.head: Head | None = None
         self.environment: list[str] = []
+        self._reached = 0
+        self._unsure: Manifest | None = None
+
+    def go_on_from(self, resume: Resume) -> None:
+        """The session goes on from that checkpoint, which is the head's, or an older one if the head's is damaged."""
+        self.head = resume.head
+        self._reached = resume.manifest.step if resume.manifest is not None else 0
+        self.environment = list(resume.manifest.environment) if resume.manifest is not None else []
 
     async def commit(
         self, manifest: Manifest, *, wanted: Callable[[], bool], still_mine: Callable[[], Awaitable[None]]
     ) -> Head:
-        """Make it the head. Call with `lock` held.
+        """Make it the head, unless the head is as new; the head. When this returns it may be told.
 
         A store that does not answer is tried again for as long as it is `wanted`. A head that was moved by another is
         a former orchestrator's last write if the term is still ours, and then our cut follows it. Raises `StoreError`,
         and what `still_mine` raises.
         """
-        moved = 0
         while True:
             try:
-                self.head = await commit(self._store, self.prefix, manifest, self.head)
-                break
+                return await self._commit(manifest, still_mine)
             except StoreUnavailableError:
                 if not wanted():
                     raise
-                await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(RETRY_S)
+
+    async def settle(self, still_mine: Callable[[], Awaitable[None]]) -> None:
+        """Know what became of a commit that was given up without an answer: it's made now, or can't be any more.
+
+        Otherwise it might move the head at any time, below a placement that starts from what the head was.
+        """
+        if self._unsure is None:
+            return
+        try:
+            await self._commit(self._unsure, still_mine)
+        except StoreUnavailableError:
+            raise
+        except StoreError:
+            self._unsure = None
+
+    async def _commit(self, manifest: Manifest, still_mine: Callable[[], Awaitable[None]]) -> Head:
+        for _ in range(REPARENTED):
+            if self.head is not None and manifest.step <= self._reached:
+                break
+            self._unsure = manifest
+            parent = self.head.manifest_key if self.head is not None else ""
+            try:
+                self.head = await commit(self._store, self.prefix, replace(manifest, parent=parent), self.head)
             except ConflictError:
                 await still_mine()
-                moved += 1
-                if moved > REPARENTED:
-                    raise
                 self.head = await read_head(self._store, self.prefix)
-                manifest = replace(manifest, parent=self.head.manifest_key if self.head is not None else "")
-        self.environment = list(manifest.environment)
+                self._reached = self.head.step if self.head is not None else 0
+            else:
+                self._reached, self.environment = manifest.step, list(manifest.environment)
+        else:
+            raise ConflictError(
+                f"{self.prefix}: step {manifest.step} could not be committed: its head is moved all the time",
+                key=self.prefix, hint="end the other orchestrators",
+            )  # fmt: skip
+        await still_mine()
+        self._unsure = None
+        assert self.head is not None
         return self.head
 
     async def prune(self, keep: int, under_way: set[str]) -> str:

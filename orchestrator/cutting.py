@@ -118,8 +118,8 @@ class Cutting:
         head = await self.committer.commit(
             manifest, wanted=lambda: self._wanted(epoch), still_mine=service.truth.still_mine
         )
-        note = environment_note(before, environment)
-        driver.feed(events.Committed(epoch, step, head.hash, note))
+        note = environment_note(before, environment) if head.step == step else ""
+        driver.feed(events.Committed(epoch, head.step, head.hash, note))
         if not driver.session.removing and (problem := await self.committer.prune(record.keep, under_way)):
             driver.note("warning", problem)
 

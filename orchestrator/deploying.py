@@ -27,7 +27,6 @@ class Deploying(Life, ABC):
         super().__init__(record, term=term, new_id=new_id, limits=limits)
         self._run = False
         """The deployment under way is to be started when it's prepared."""
-        self._hold_after_start = False
         self._holders: dict[str, int] = {}
         self._seen_epoch = 0
         """The highest epoch that any PNode or the store spoke of."""
@@ -158,7 +157,7 @@ class Deploying(Life, ABC):
         self._holders = {}
         self.deployment = None
         self.record.placement, self.record.incarnations, self.record.loss_pnode = {}, {}, ""
-        self._hold_after_start = False
+        self.record.hold = False
         self._moving = {}
         self._retry_at = float("inf")
 

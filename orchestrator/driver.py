@@ -23,6 +23,7 @@ from storage.sealed import unseal
 from storage.store import StoreUnavailableError
 from wire.errors import DCNRError
 from wire.messages import PeerRef
+from wire.refusals import STALE_TERM, UNHEALTHY
 from wire.requests import RefusedError
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 
 RELEASE_S = 20.0
 WRITE_PAUSE_S = 1.0
-CREATE_TRIES = 10
+DURABLE_S = 8.0
+"""How long somebody who asked for something waits for it to be stored."""
 CLOSE_S = 2.0
-STALE_TERM = "stale-term"
 
 
 class SessionDriver:
@@ -52,6 +53,11 @@ class SessionDriver:
         self._writer: asyncio.Task[None] | None = None
         self._latest = b""
         self._raised = 0
+        self._changes = 0
+        self._stored = 0
+        """How often the record was to be stored, and up to which of these it is."""
+        self._trouble = ""
+        self._written = asyncio.Event()
 
     @property
     def peers(self) -> dict[str, PeerRef]:
@@ -68,6 +74,8 @@ class SessionDriver:
 
     def feed(self, event: Event) -> None:
         """Tell the core, and carry out what it asks for. Raises `ActionRefusedError`."""
+        if self.service.over:
+            return
         if not self.service.vigil.awake():
             self.service.vigil.hold_back(lambda: self.feed(event))
             return
@@ -85,19 +93,55 @@ class SessionDriver:
         if self._removed is not None:
             await asyncio.shield(self._removed)
 
+    async def act(self, event: Event) -> None:
+        """Do what somebody asks for; it is durable then, so that no crash takes back what was answered.
+
+        Raises `ActionRefusedError`; StoreUnavailableError if it can't be stored soon: it is done all the same.
+        """
+        await self.service.vigil.sure()
+        self.feed(event)
+        await self._durable()
+
+    async def _durable(self) -> None:
+        changes = self._changes
+        try:
+            async with asyncio.timeout(DURABLE_S):
+                while self._stored < changes and not self.gone.is_set():
+                    self.service.check_term()
+                    await self._written.wait()
+        except TimeoutError:
+            raise StoreUnavailableError(
+                f"{self.session.id} is {self.session.state.value}, but that could not be stored within {DURABLE_S:g} s"
+                + (f": {self._trouble}" if self._trouble else ""),
+                hint="it is stored as soon as the store answers, if this orchestrator lives so long; ask again then",
+            ) from None
+        self.service.check_term()
+
+    def wake(self) -> None:
+        """Whoever waits for something to be durable looks again."""
+        written, self._written = self._written, asyncio.Event()
+        written.set()
+
     async def create(self) -> None:
         """Store the new session. Raises `DCNRError`."""
         record = self.session.record
         record.term = self.service.term
+        deadline = self.service.now() + DURABLE_S
         async with self._writing:
-            for attempt in range(CREATE_TRIES):
+            while True:
                 try:
                     await self.service.truth.put_session(record.session, sealed_session(record))
                     break
                 except StoreUnavailableError:
-                    if attempt + 1 == CREATE_TRIES:
+                    if self.service.now() > deadline:
                         raise
-                    await asyncio.sleep(WRITE_PAUSE_S)
+                except OvertakenError as error:  # by a former one, and nobody was told of that
+                    if self.service.now() > deadline:
+                        raise
+                    found = unseal(error.data, SessionRecord, key=session_key(record.session))
+                    record.epoch = max(record.epoch, found.epoch)
+                    continue
+                await asyncio.sleep(WRITE_PAUSE_S)
         self.service.registry.put_session(record)
         self.note("state", "created")
 
@@ -140,6 +184,8 @@ class SessionDriver:
         changed.set()
 
     async def _ask(self, command: Send) -> None:
+        if self.service.over:
+            return
         peer = self.peers.get(command.pnode)
         if peer is None:
             self.feed(events.Denied(command.key, command.pnode, "it is not part of the deployment"))
@@ -151,6 +197,8 @@ class SessionDriver:
             code = str(error.code) if isinstance(error, RefusedError) else ""
             if code == STALE_TERM:
                 self.service.vigil.doubt()
+            if code == UNHEALTHY:
+                self.service.members.carry(self.service.membership.unhealthy(peer, error.message))
             if command.message is None and code:
                 self.placing.refused(code)
             self.feed(events.Denied(command.key, command.pnode, error.message, error.hint, code))
@@ -163,6 +211,7 @@ class SessionDriver:
         """Have the record as it is now stored; a write under way is followed by it."""
         self.session.record.term = self.service.term
         self._latest, self._raised = sealed_session(self.session.record), max(self._raised, epoch)
+        self._changes += 1
         if self._writer is None or self._writer.done():
             self._writer = self.service.spawn(self._write(), f"record of {self.session.id}", durable=True)
 
@@ -171,9 +220,11 @@ class SessionDriver:
         async with self._writing:
             while self._latest and not self.gone.is_set():
                 data, epoch, self._latest, self._raised = self._latest, self._raised, b"", 0
+                changes = self._changes
                 try:
                     await self.service.truth.put_session(self.session.id, data)
                 except StoreUnavailableError as error:
+                    self._trouble = error.message
                     self.service.logger.warning("not stored yet", session=self.session.id, error=str(error))
                     self._latest, self._raised = self._latest or data, max(self._raised, epoch)
                     await asyncio.sleep(WRITE_PAUSE_S)
@@ -188,10 +239,13 @@ class SessionDriver:
                     if isinstance(error, SupersededError):
                         self.service.superseded(error)
                         return
+                    self._trouble = error.message
                     self.service.logger.warning("not stored", session=self.session.id, error=str(error))
                     if epoch:
                         self.feed(events.NotRecorded(f"epoch {epoch} could not be stored: {error.message}", error.hint))
                 else:
+                    self._stored, self._trouble = changes, ""
+                    self.wake()
                     if epoch:
                         self.feed(events.Recorded(epoch))
 
@@ -230,6 +284,7 @@ class SessionDriver:
                 else:
                     self._removed.set_result(None)
             self._stir()
+            self.wake()
 
     async def close(self) -> None:
         """Store what is not stored yet, if that can be done soon."""

@@ -80,10 +80,20 @@ class Handlers:
         assert isinstance(request_id, str)
         self._service.spawn(self._run(sender, request_id, answer(message, frames)), f"{kind} of {sender.id}")
 
+    def refuse(self, sender: PeerRef, message: Message) -> None:
+        """Say to whoever asks that another orchestrator has the store."""
+        request_id = getattr(message, "request_id", None)
+        if type(message) in self._answers and isinstance(request_id, str):
+            try:
+                self._service.check_term()
+            except SupersededError as error:
+                self._service.answer_refused(sender, request_id, "superseded", error.message, error.hint)
+
     async def _run(self, sender: PeerRef, request_id: str, answer: Awaitable[object]) -> None:
         service = self._service
         try:
             body = await answer
+            service.check_term()
         except SupersededError as error:
             service.superseded(error)
             service.answer_refused(sender, request_id, "superseded", error.message, error.hint)
@@ -252,7 +262,7 @@ class Handlers:
                     return views.session(service, driver)
             driver = await service.create_session(await self._new_record(message))
         if message.start:
-            driver.feed(events.Acted("start", until=message.until))
+            await driver.act(events.Acted("start", until=message.until))
         return views.session(service, driver)
 
     async def _new_record(self, message: messages.CreateSession) -> SessionRecord:
@@ -317,7 +327,7 @@ class Handlers:
         starts = message.action in ("start", "resume") and driver.session.state in RESUMABLE
         if starts and message.until > record.steps:
             raise UsageError(f"until is {message.until}, but {record.session} has {record.steps} steps")
-        driver.feed(events.Acted(message.action, message.until, message.pnodes, dict(message.placement)))
+        await driver.act(events.Acted(message.action, message.until, message.pnodes, dict(message.placement)))
         info = views.session(self._service, driver)
         if message.action == "remove":
             async with asyncio.timeout(REMOVE_S):

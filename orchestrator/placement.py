@@ -95,7 +95,7 @@ def _exact(
     placement = _placed(work, segments, found)
     rival = round_robin(work, machines, pnodes)
     allowed = wire_bytes(rival, work)
-    if wire_bytes(placement, work) > allowed and _fits(work, machines, rival, in_flight):
+    if wire_bytes(placement, work) > allowed and _can_be(rival, work, machines, in_flight, pnodes):
         leaner = search.run(at_most_bytes=allowed)
         placement = rival if leaner is None else _placed(work, segments, leaner)
         found = found if leaner is None else leaner
@@ -261,9 +261,13 @@ def _no_more_than_round_robin(
     work: Work, machines: Sequence[Machine], placement: dict[NodeId, str], in_flight: int, pnodes: int
 ) -> dict[NodeId, str]:
     rival = round_robin(work, machines, pnodes)
-    if wire_bytes(placement, work) > wire_bytes(rival, work) and _fits(work, machines, rival, in_flight):
-        return rival
-    return placement
+    leaner = wire_bytes(placement, work) > wire_bytes(rival, work)
+    return rival if leaner and _can_be(rival, work, machines, in_flight, pnodes) else placement
+
+
+def _can_be(rival: Mapping[NodeId, str], work: Work, machines: Sequence[Machine], in_flight: int, pnodes: int) -> bool:
+    """Whether it fits, on as many PNodes as were asked for: where most nodes are pinned it may use fewer."""
+    return _fits(work, machines, rival, in_flight) and (not pnodes or len(set(rival.values())) == pnodes)
 
 
 def _nothing_fits(work: Work, machines: Sequence[Machine], in_flight: int, pnodes: int) -> NothingFitsError:

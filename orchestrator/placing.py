@@ -7,7 +7,7 @@ newest older one that is whole.
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,11 +18,15 @@ from orchestrator.lifecycle import Stage
 from orchestrator.machines import machines_for
 from orchestrator.placement import Plan, hand_placed, memory_needs, plan
 from orchestrator.repair import place_again
+from orchestrator.truth import SupersededError
 from storage.keys import part_key
+from storage.parallel import in_parallel
 from storage.retention import newest_complete
 from storage.store import CorruptError, NotFoundError, StoreUnavailableError
+from storage.transfer import check_verified
 from wire.errors import DCNRError
-from wire.messages import Deployment, Message, Prepare
+from wire.messages import Deployment, Message, Part, Prepare
+from wire.refusals import STALE_EPOCH, STALE_TERM, STORE_AWAY, SUPERSEDED, UNHEALTHY
 
 if TYPE_CHECKING:
     from networks.graph import NodeId
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
 SURVEY_RETRY_S = 2.0
 TRIES = 5
 READERS = 4
-SOUND = frozenset({"store", "superseded", "stale-term", "stale-epoch"})
+SOUND = frozenset({STORE_AWAY, UNHEALTHY, SUPERSEDED, STALE_TERM, STALE_EPOCH})
 """Codes of refusals to prepare that say nothing about the checkpoint."""
 
 
@@ -75,6 +79,9 @@ class Placing:
             failed = events.NotPlaced("PNodes come and go while VNodes are being placed", "try again")
         except asyncio.CancelledError:
             raise
+        except SupersededError as error:
+            driver.service.superseded(error)
+            return
         except StoreUnavailableError as error:
             failed = events.NotPlaced(error.message, error.hint, who="store")
         except DCNRError as error:
@@ -167,6 +174,7 @@ class Placing:
         """The newest checkpoint that is whole; call with the committer's lock held. Raises `StoreError`."""
         driver, service = self._driver, self._driver.service
         committer = driver.cutting.committer
+        await committer.settle(service.truth.still_mine)
         while True:
             resume = await newest_complete(service.store, committer.prefix, avoid=self._avoid)
             damage: list[str] = []
@@ -181,8 +189,7 @@ class Placing:
                                        key=resume.manifest_key, damage=text)  # fmt: skip
                 driver.note("warning", f"the checkpoint of step {resume.manifest.step} is damaged: {text}")
         self._doubtful = False
-        committer.head = resume.head
-        committer.environment = list(resume.manifest.environment) if resume.manifest is not None else []
+        committer.go_on_from(resume)
         return resume
 
     def prepare(self) -> tuple[Message, list[bytes]]:
@@ -232,6 +239,9 @@ class Placing:
                 driver.service.logger.warning("can't take over yet", session=driver.session.id, error=str(error))
                 await asyncio.sleep(SURVEY_RETRY_S)
                 continue
+            except SupersededError as error:
+                driver.service.superseded(error)
+                return
             except DCNRError as error:
                 driver.feed(events.Surveyed(record.committed, record.final_hash, error.message))
                 return
@@ -262,17 +272,12 @@ def _event(
 
 async def damaged_parts(store: Store, prefix: str, manifest: Manifest) -> list[str]:
     """Read all parts of a checkpoint; a sentence, with its key, for each that is damaged or gone."""
-    gate = asyncio.Semaphore(READERS)
 
-    async def read(vnode: str, digest: str) -> str:
-        async with gate:
-            try:
-                async with aclosing(store.get_stream(part_key(prefix, digest), sha256=digest)) as chunks:
-                    async for _ in chunks:
-                        pass
-            except (CorruptError, NotFoundError) as error:
-                return f"VNode {vnode}: {error.message}"
+    async def look(part: Part) -> str:
+        try:
+            await check_verified(store, part_key(prefix, part.digest), part.digest)
+        except (CorruptError, NotFoundError) as error:
+            return f"VNode {part.vnode}: {error.message}"
         return ""
 
-    found = await asyncio.gather(*(read(part.vnode, part.digest) for part in manifest.parts))
-    return [text for text in found if text]
+    return [text for text in await in_parallel(look, manifest.parts, READERS) if text]

@@ -41,7 +41,7 @@ async def rebalance(service: Service, driver: SessionDriver, *, apply: bool) -> 
         if session.deployment is not here:
             raise ActionRefusedError(f"{session.id} was placed anew meanwhile", hint="ask again")
         best = {str(node): pnode for node, pnode in found.best.placement.items()}
-        driver.feed(events.Move(best))
+        await driver.act(events.Move(best))
     return messages.RebalanceInfo(
         session=session.id,
         present=views.plan(found.present),

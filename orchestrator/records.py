@@ -62,6 +62,8 @@ class SessionRecord(msgspec.Struct, forbid_unknown_fields=True):
     loss_pnode: str = ""
     start_step: int = 0
     recoveries: int = 0
+    hold: bool = False
+    """A pause was asked for while it starts: it holds as soon as it runs."""
     term: int = 0
     """Of the orchestrator that wrote it: a new one writes each record at once, so that the former one's writes fail."""
     version: int = 1

@@ -33,13 +33,12 @@ from orchestrator.lifecycle import (
 )
 from orchestrator.records import SessionRecord
 from wire import messages
+from wire.refusals import STORE_AWAY, UNHEALTHY
 
 FRUITLESS = 3
 REFUSALS = 3
 ODD_BEATS = 3
 """Reports in a row that contradict what is known, before they are believed."""
-STORE_AWAY = "store"
-"""The code of a refusal to prepare because the store does not answer: that may be tried for as long as it takes."""
 RECOVERABLE = frozenset({"peer", "compute", "wait", "store"})
 """Causes of `RunFailed` after which another placement, or another try, may do."""
 
@@ -124,7 +123,7 @@ class Recovering(Deploying):
     @property
     def _ending(self) -> bool:
         """It is to hold anyway."""
-        return self.state in (State.PAUSING, State.STOPPING) or self._hold_after_start
+        return self.state in (State.PAUSING, State.STOPPING) or self.record.hold
 
     def _recover(self, text: str, now: float, out: list[Command], *, later: bool = False) -> None:
         """Place anew, at once or `later`."""
@@ -201,7 +200,7 @@ class Recovering(Deploying):
             self._fault(text, now, out, hint=event.hint)
         elif self._ending:
             self._rest(out, text)
-        elif event.code == STORE_AWAY or self._attempts.refuse(self.record.start_step):
+        elif event.code in (STORE_AWAY, UNHEALTHY) or self._attempts.refuse(self.record.start_step):
             self._recover(text, now, out, later=True)
         else:
             self._fail(text, event.hint, out)
@@ -329,7 +328,8 @@ class Recovering(Deploying):
     def _name_missing(self) -> None:
         assert self.adoption is not None
         if (wait := self.waits.get("adopt")) is not None:
-            who = ", ".join(self.adoption.missing) or ("store" if not self.adoption.surveyed else "PNodes")
+            store = not self.adoption.surveyed and (self.adoption.late or not self.adoption.missing)
+            who = "store" if store else ", ".join(self.adoption.missing) or "PNodes"
             what = f"take-over of {self.id}, after the orchestrator began anew"
             self.waits["adopt"] = Wait(who, what, wait.since, wait.deadline)
 

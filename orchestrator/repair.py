@@ -64,13 +64,16 @@ def place_again(
 def _with(
     work: Work, machines: Sequence[Machine], kept: Mapping[str, str], count: int, cores: Mapping[str, int] | None
 ) -> Plan:
-    """The best placement with these VNodes where they are. Raises `NothingFitsError`, `UsageError`."""
+    """The best placement on `count` PNodes with these VNodes left in place. Raises `NothingFitsError`, `UsageError`."""
     pins = tuple(pin or kept.get(node) for node, pin in zip(work.nodes, work.pins, strict=True))
     if len(machines) > EXACT_MACHINES:
-        return _patched(work, machines, pins, count, cores)
-    found = plan(replace(work, pins=pins), machines, pnodes=count, cores=cores)
+        found = _patched(work, machines, pins, count, cores)
+    else:
+        found = plan(replace(work, pins=pins), machines, pnodes=count, cores=cores)
     if lacking := why_it_does_not_fit(machines, found.forecast.memory_bytes):
         raise NothingFitsError(f"{work.graph.name} does not fit: {'; '.join(lacking)}")
+    if len(set(found.placement.values())) < count:
+        raise NothingFitsError(f"{count} PNodes were asked for, and what stays where it is leaves no VNodes for some")
     return found
 
 

@@ -9,6 +9,7 @@ Whether it still is the orchestrator is `vigil`'s.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -30,7 +31,10 @@ from orchestrator.registry import Registry
 from orchestrator.sessions import Session
 from orchestrator.truth import SupersededError, Truth
 from orchestrator.vigil import Vigil
-from storage.store import Store, StoreError, StoreUnavailableError
+from storage.checkpoints import read_head
+from storage.keys import BadKeyError, session_prefix
+from storage.parallel import in_parallel
+from storage.store import CorruptError, Store, StoreError, StoreUnavailableError
 from wire.bus import Bus, Frame
 from wire.errors import DCNRError
 from wire.ids import new_request_id
@@ -53,6 +57,7 @@ from wire.messages import (
 TICK_S = 0.25
 FLUSH_S = 1.0
 STOP_S = 5.0
+AT_ONCE = 16
 ADOPT_S = 5.0
 """Beyond two leases: for PNodes to find a new orchestrator and report to it."""
 
@@ -141,10 +146,23 @@ class Service:
         self._stopping.set()
 
     def superseded(self, error: SupersededError) -> None:
-        """Another orchestrator has the store: this one must not say another word."""
-        self._error = error
-        self.logger.error("superseded", error=str(error))
+        """Another orchestrator has the store: this one says not another word, but that."""
+        if not self.over:
+            self._error = error
+            self.logger.error("superseded", error=str(error))
+            for driver in self.sessions.values():
+                driver.wake()
         self.stop()
+
+    @property
+    def over(self) -> bool:
+        """It was superseded: what it knows counts no more."""
+        return isinstance(self._error, SupersededError)
+
+    def check_term(self) -> None:
+        """Raises `SupersededError` if it is known by now."""
+        if isinstance(self._error, SupersededError):
+            raise self._error
 
     # ------------------------------------------------------------ life
 
@@ -169,10 +187,7 @@ class Service:
             granted[pnode] = max(incarnation, granted.get(pnode, 0))
         self.membership = Membership(lease_s=self.membership.lease_s, granted=granted)
         networks, sessions = await self.truth.networks(), await self.truth.sessions()
-        sessions = [
-            await self.truth.claim(record) if record.placement or State(record.state) in ACTIVE else record
-            for record in sessions
-        ]
+        sessions = await in_parallel(self._take_over, sessions, AT_ONCE)
         if self.registry.damaged:
             self.logger.warning("registry rebuilt from the store", damaged=self.registry.damaged)
         elif self.registry.fresh and networks:
@@ -190,6 +205,16 @@ class Service:
             "ready", address=self.bus.me.addresses, term=self.term, cluster=term.cluster, networks=len(networks),
             sessions=len(sessions),
         )  # fmt: skip
+
+    async def _take_over(self, record: SessionRecord) -> SessionRecord:
+        """A session's record, claimed, with what its head says of it: it may have moved after the last record."""
+        record = await self.truth.claim(record)
+        if record.placement or State(record.state) in ACTIVE:
+            with contextlib.suppress(CorruptError, BadKeyError):  # the survey finds out what can be used
+                head = await read_head(self.store, session_prefix(record.network, record.session))
+                if head is not None and head.step > record.committed:
+                    record.committed, record.final_hash = head.step, head.hash
+        return record
 
     async def run(self) -> None:
         """Live until `stop`. Raises `SupersededError` if another orchestrator took over."""
@@ -252,6 +277,9 @@ class Service:
     # ------------------------------------------------------------ messages
 
     def _on_message(self, sender: PeerRef, message: Message, frames: Sequence[Frame]) -> None:
+        if self.over:
+            self._handlers.refuse(sender, message)
+            return
         if not self.vigil.awake():
             self.vigil.hold_back(lambda: self._on_message(sender, message, frames))
             return
@@ -317,6 +345,8 @@ class Service:
         driver.feed(events.RunBroke(message.pnode, message.epoch, message.vnode, text, hint, message.cause))
 
     def _on_loss(self, peer: PeerRef, reason: str) -> None:
+        if self.over:
+            return
         if not self.vigil.awake():
             self.vigil.hold_back(lambda: self._on_loss(peer, reason))
             return
@@ -330,6 +360,8 @@ class Service:
 
     def send(self, to: PeerRef, message: Message, frames: Sequence[bytes] = ()) -> None:
         """Send; a peer that went away meanwhile is no error."""
+        if self.over and not isinstance(message, Refused):
+            return
         try:
             self.bus.send(to, message, frames)
         except DCNRError as error:
@@ -348,7 +380,7 @@ class Service:
     def tell(self, pnode: str, message: Message, *, limit_s: float) -> None:
         """Send to a living PNode; with a limit, ask again until it answers or the time is over."""
         member = self.membership.find(pnode)
-        if member is None or member.state not in membership.LIVING:
+        if self.over or member is None or member.state not in membership.LIVING:
             return
         if limit_s:
             own = msgspec.structs.replace(message, request_id=self.new_id())

@@ -110,9 +110,9 @@ class Session(Recovering):
             case "deploy":
                 if self.state in ACTIVE or self.stage is not Stage.DOWN:
                     return
-                self._want(event)
+                yielding = self._yields(event)
                 self._run = False
-                self._place(now, out)
+                self._place(now, out, yielding=yielding)
             case "undeploy":
                 self._refuse_if_active("undeployed")
                 self._take_down(out)
@@ -149,9 +149,10 @@ class Session(Recovering):
     def _begin(self, event: events.Acted, now: float, out: list[Command]) -> None:
         record = self.record
         if self.state in (State.STARTING, State.RUNNING, State.RECOVERING):
-            self._hold_after_start = False
+            record.hold = False
             if self._want(event) and self.state is State.RECOVERING and self.stage is Stage.PLACING:
                 self._place(now, out, yielding=True)
+            out.append(Record())
             return
         if self.state not in RESUMABLE:
             what = "started" if event.action == "start" else "resumed"
@@ -177,12 +178,13 @@ class Session(Recovering):
         self._attempts.clear()
         self._go(State.STARTING, out, f"runs until step {until} of {record.steps}")
         self._run = True
-        moved = self._want(event)
+        yielding = self._yields(event)
+        moved = bool(event.pnodes or event.placement)
         if self.stage is Stage.UP and not moved:
             self._start(now, out)
         elif self.stage is not Stage.ADOPTING or moved:
             self._take_down(out)
-            self._place(now, out)
+            self._place(now, out, yielding=yielding)
 
     def _want(self, event: events.Acted) -> bool:
         """Take in what PNodes or placement are asked for; whether any are."""
@@ -190,12 +192,17 @@ class Session(Recovering):
             self.record.pnodes, self.record.wanted = event.pnodes, dict(event.placement)
         return bool(event.pnodes or event.placement)
 
+    def _yields(self, event: events.Acted) -> bool:
+        """Whether less than what was asked for will do: if it was had once, and is not asked for now."""
+        return not self._want(event) and self.record.epoch > 0
+
     def _pause(self, now: float, out: list[Command]) -> None:
         match self.state:
             case State.PAUSED | State.PAUSING:
                 return
             case State.STARTING:
-                self._hold_after_start = True
+                self.record.hold = True
+                out.append(Record())
             case State.RECOVERING:
                 self._rest(out, "the pause came while it recovered")
             case State.RUNNING:
@@ -250,8 +257,8 @@ class Session(Recovering):
             self._recovered(now, out)
         if self.state is State.RUNNING:
             self.waits.begin("step", "the pipeline", "a step", STALL_S, now)
-            if self._hold_after_start:
-                self._hold_after_start = False
+            if self.record.hold:
+                self.record.hold = False
                 self._pause(now, out)
         self._settle(now, out)
 
@@ -332,16 +339,19 @@ class Session(Recovering):
         out.append(events.Commit(event.step))
 
     def _committed(self, event: events.Committed, now: float, out: list[Command]) -> None:
-        self.waits.end(f"commit {event.step}", f"parts {event.step}")
-        self._committing.discard(event.step)
-        if event.step > self.record.committed:
+        """Up to that step everything is durable: older cuts need no commit any more."""
+        over = [key for kind in ("commit", "parts") for key in self.waits.of(kind) if _step(key) <= event.step]
+        self.waits.end(*over)
+        self._committing = {step for step in self._committing if step > event.step}
+        fresh = event.step > self.record.committed
+        if fresh:
             self._attempts.clear()
-        if event.step >= self.record.committed:
             self.record.committed, self.record.final_hash = event.step, event.hash
         if event.note and event.note != self.record.bit_exact:
             self.record.bit_exact = event.note
             self._warn(event.note, out)
-        out.append(Log("committed", f"step {event.step} is durable, hash {event.hash[:16]}", event.step))
+        if fresh:
+            out.append(Log("committed", f"step {event.step} is durable, hash {event.hash[:16]}", event.step))
         if self.deployment is not None and event.epoch == self.record.epoch:
             message = messages.Committed(self.id, event.epoch, 0, event.step)
             out.append(Tell(tuple(self.pnodes), message))
@@ -356,3 +366,8 @@ class Session(Recovering):
             self._fault(text, now, out, hint=event.hint)
         else:
             self._warn(text, out)
+
+
+def _step(key: str) -> int:
+    """Of a wait for a cut: `commit 17`."""
+    return int(key.partition(" ")[2])

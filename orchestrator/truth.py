@@ -4,6 +4,10 @@ A lost conditional write means that another orchestrator wrote. If the term is n
 `SupersededError`, and this one has to end. Else it was a former one, with a write that it began before its end:
 `OvertakenError`, and whoever wrote decides anew about what it finds. To leave a former one no chance, `claim` writes
 each session's record anew, under the new term, before anything is decided about it.
+
+A write that succeeded proves nothing about the term, for whoever takes over raises that first and reads the records
+then. So the term is read again after each write, and only if it is still ours is the write done: then whoever takes
+over later will find it. What is told after that is true.
 """
 
 from __future__ import annotations
@@ -25,14 +29,14 @@ from orchestrator.records import (
     network_key,
     session_key,
 )
-from storage.sealed import seal, unseal
-from storage.store import ConflictError, NotFoundError, Store
+from storage.sealed import read_sealed, seal, unseal
+from storage.store import ConflictError, NotFoundError, Store, Stored
 from storage.terms import TERM_KEY, TermRecord
 from wire.errors import DCNRError
 from wire.ids import new_boot
 from wire.messages import PeerRef
 
-R = TypeVar("R", bound=msgspec.Struct)
+R = TypeVar("R")
 
 MAX_RECORD_BYTES = 16 << 20
 TRIES = 20
@@ -79,9 +83,10 @@ class Truth:
 
     async def still_mine(self) -> None:
         """Raises `SupersededError` if another orchestrator raised the term."""
-        found = await self._peek(TERM_KEY, TermRecord)
-        if found is None:
+        peeked = await self._peek(TERM_KEY, TermRecord)
+        if peeked is None:
             raise SupersededError(f"{TERM_KEY} is gone: the store was emptied or exchanged", hint="start it again")
+        found, _ = peeked
         if found != self.term:
             at = f" at {', '.join(found.addresses)}" if found.addresses else ""
             raise SupersededError(
@@ -149,11 +154,11 @@ class Truth:
         await self._write_bytes(session_key(session), data)
 
     async def drop_network(self, network: str) -> None:
-        """Delete a network's record."""
+        """Delete a network's record. Raises `SupersededError`."""
         await self._drop(network_key(network))
 
     async def drop_session(self, session: str) -> None:
-        """Delete a session's record."""
+        """Delete a session's record. Raises `SupersededError`."""
         await self._drop(session_key(session))
 
     # ------------------------------------------------------------ inside
@@ -161,21 +166,25 @@ class Truth:
     async def _keys(self, prefix: str) -> list[str]:
         return [entry.key async for entry in self._store.list(prefix) if entry.key.endswith(".json")]
 
-    async def _peek(self, key: str, kind: type[R]) -> R | None:
+    async def _peek(self, key: str, kind: type[R]) -> tuple[R, Stored] | None:
         try:
-            stored = await self._store.get(key, max_bytes=MAX_RECORD_BYTES)
+            return await read_sealed(self._store, key, kind, max_bytes=MAX_RECORD_BYTES)
         except NotFoundError:
             return None
-        return unseal(stored.data, kind, key=key)
 
     async def _read(self, key: str, kind: type[R]) -> R | None:
-        try:
-            stored = await self._store.get(key, max_bytes=MAX_RECORD_BYTES)
-        except NotFoundError:
+        found = await self._peek(key, kind)
+        if found is None:
             self._etags.pop(key, None)
             return None
+        record, stored = found
         self._etags[key] = stored.etag
-        return unseal(stored.data, kind, key=key)
+        return record
+
+    async def _raw(self, key: str) -> Stored | None:
+        """The stored form of a record, verified."""
+        found = await self._peek(key, msgspec.Raw)
+        return found[1] if found is not None else None
 
     async def _write(self, key: str, record: msgspec.Struct) -> None:
         await self._write_bytes(key, seal(record))
@@ -185,10 +194,14 @@ class Truth:
             self._etags[key] = await self._put(key, data)
         except ConflictError:
             await self.still_mine()
-            stored = await self._store.get(key, max_bytes=MAX_RECORD_BYTES)
-            self._etags[key] = stored.etag
-            if stored.data != data:
-                raise OvertakenError(key, stored.data) from None
+            stored = await self._raw(key)
+            if stored is None:  # a former one deleted it
+                self._etags[key] = await self._store.put_if_absent(key, data)
+            else:
+                self._etags[key] = stored.etag
+                if stored.data != data:
+                    raise OvertakenError(key, stored.data) from None
+        await self.still_mine()
 
     async def _put(self, key: str, data: bytes) -> str:
         """The new etag. A write whose answer was lost looks like a conflict with oneself, but is none."""
@@ -198,14 +211,16 @@ class Truth:
                 return await self._store.put_if_absent(key, data)
             return await self._store.put_if_match(key, data, etag)
         except ConflictError:
-            stored = await self._store.get(key, max_bytes=MAX_RECORD_BYTES)
-            if stored.data != data:
+            stored = await self._raw(key)
+            if stored is None or stored.data != data:
                 raise
             return stored.etag
 
     async def _drop(self, key: str) -> None:
+        await self.still_mine()
         await self._store.delete(key)
         self._etags.pop(key, None)
+        await self.still_mine()
 
 
 def sealed_session(record: SessionRecord) -> bytes:

@@ -47,6 +47,13 @@ class Vigil:
             self.doubt()
         return not self._in_doubt
 
+    async def sure(self) -> None:
+        """Wait until it is known."""
+        while not self.awake():
+            known = asyncio.Event()
+            self.hold_back(known.set)
+            await known.wait()
+
     def hold_back(self, work: Callable[[], None]) -> None:
         """Do it once that is known, if it is so; in order."""
         self._held_back.append(work)

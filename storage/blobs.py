@@ -10,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from storage.keys import DIGEST, blob_key, check_digest
+from storage.reread import read_again
 from storage.store import (
     MAX_GET_BYTES,
     Buffer,
@@ -59,7 +60,8 @@ class Blobs:
 
     async def get(self, digest: str, *, max_bytes: int = MAX_GET_BYTES) -> bytes:
         """The blob, verified. Raises NotFoundError, CorruptError."""
-        return (await self._store.get(blob_key(digest), sha256=digest, max_bytes=max_bytes)).data
+        key = blob_key(digest)
+        return (await read_again(lambda: self._store.get(key, sha256=digest, max_bytes=max_bytes))).data
 
     async def has(self, digest: str) -> bool:
         """Whether the blob is there."""

@@ -23,7 +23,8 @@ import msgspec
 
 from storage.keys import BadKeyError, check_folder, check_id, head_key, manifest_key, part_key
 from storage.parallel import in_parallel
-from storage.sealed import seal, unseal
+from storage.reread import read_again
+from storage.sealed import read_sealed, seal
 from storage.store import (
     ConflictError,
     CorruptError,
@@ -167,7 +168,7 @@ async def load_part(store: Store, prefix: str, part: Part, *, on_bytes: OnBytes 
 async def read_manifest(store: Store, prefix: str, key: str, digest: str) -> Manifest:
     """A manifest, verified. Raises NotFoundError, CorruptError."""
     check_manifest_key(prefix, key)
-    stored = await store.get(key, sha256=digest, max_bytes=MAX_MANIFEST_BYTES)
+    stored = await read_again(lambda: store.get(key, sha256=digest, max_bytes=MAX_MANIFEST_BYTES))
     try:
         manifest = msgspec.json.decode(stored.data, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -189,10 +190,9 @@ async def read_head(store: Store, prefix: str) -> Head | None:
     """The session's head, None if nothing was committed yet. Raises CorruptError."""
     key = head_key(prefix)
     try:
-        stored = await store.get(key, max_bytes=1 << 20)
+        body, stored = await read_sealed(store, key, HeadBody)
     except NotFoundError:
         return None
-    body = unseal(stored.data, HeadBody, key=key)
     check_manifest_key(prefix, body.manifest_key)
     return Head(
         body.step, body.epoch, body.term, body.manifest_key, body.manifest_digest, body.hash, stored.etag

@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
+from storage.reread import SAME
 from storage.s3_errors import TRANSPORT, AgainError, PreconditionError, gave_up
 from storage.s3_retry import Retries
 from storage.stall import Stall, StallError, watched
@@ -128,6 +129,7 @@ class Reader:
     async def get(self, key: str, sha256: str | None, max_bytes: int) -> Stored:
         """See Store. What arrives damaged is read again, some times."""
         limits = self.retry.limits
+        seen: set[str] = set()
         for tries in range(1, limits.attempts + 1):
             download = Download(self, key, max_bytes)
             data = bytearray()
@@ -140,10 +142,14 @@ class Reader:
                 check_sha256(key, self.retry.url, actual, sha256, len(data))
                 etag = download.etag if sha256 else await self.sure_etag(key, download.etag, data)
                 return Stored(bytes(data), etag)
+            seen.add(actual)
             cause = f"{len(data)} bytes with SHA-256 {actual[:16]}…, expected {wanted[:16]}…"
             if tries < limits.attempts:
                 await asyncio.sleep(limits.wait_s(tries))
-        raise gave_up(self.retry.url, "get", key, cause, tries, corrupt=True)
+        damaged = gave_up(self.retry.url, "get", key, cause, tries, corrupt=True)
+        assert isinstance(damaged, CorruptError)
+        damaged.found, damaged.settled = actual, len(seen) == 1 and tries >= SAME
+        raise damaged
 
     async def get_stream(self, key: str, sha256: str | None) -> AsyncGenerator[bytes, None]:
         """See Store."""

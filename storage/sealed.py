@@ -9,7 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
-from storage.store import Buffer, CorruptError, digest_of
+from storage.reread import read_again
+from storage.store import Buffer, CorruptError, Store, Stored, digest_of
 
 MAX_SEALED_BYTES = 1 << 20
 
@@ -37,4 +38,16 @@ def unseal(data: Buffer, kind: type[T], *, key: str) -> T:
         cause = f"its body has SHA-256 {actual[:16]}…, sealed as {envelope.sha256[:16]}…"
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         cause = str(error)
-    raise CorruptError(f"{key} is corrupt: {cause}", key=key, hint="it was damaged or changed by hand")
+    raise CorruptError(
+        f"{key} is corrupt: {cause}", key=key, hint="it was damaged or changed by hand", found=digest_of(data)
+    )
+
+
+async def read_sealed(store: Store, key: str, kind: type[T], *, max_bytes: int = MAX_SEALED_BYTES) -> tuple[T, Stored]:
+    """The body of a sealed object, and the object. Raises NotFoundError, CorruptError that is to be believed."""
+
+    async def read() -> tuple[T, Stored]:
+        stored = await store.get(key, max_bytes=max_bytes)
+        return unseal(stored.data, kind, key=key), stored
+
+    return await read_again(read)

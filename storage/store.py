@@ -48,7 +48,13 @@ class ConflictError(StoreError):
 
 
 class CorruptError(StoreError):
-    """The stored bytes are not those that were written."""
+    """The stored bytes are not those that were written. `found`: digest of what was read, "" if that is not known."""
+
+    def __init__(self, message: str, *, key: str = "", hint: str = "", found: str = "") -> None:
+        super().__init__(message, key=key, hint=hint)
+        self.found = found
+        self.settled = False
+        """It was read again already, and was the same: see storage.reread."""
 
 
 class StoreUnavailableError(StoreError):
@@ -156,6 +162,7 @@ def check_sha256(key: str, where: str, actual: str, expected: str | None, size_b
             f"{where}: {key} is corrupt: {size_bytes} bytes with SHA-256 {actual[:16]}…, expected {expected[:16]}…",
             key=key,
             hint="the stored object was changed or damaged; restore it from a copy, or use an older checkpoint",
+            found=actual,
         )
 
 

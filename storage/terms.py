@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from storage.sealed import MAX_SEALED_BYTES, unseal
+from storage.sealed import read_sealed
 from storage.store import NotFoundError, Store
 
 TERM_KEY = "registry/term.json"
@@ -28,7 +28,7 @@ class TermRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def read_term(store: Store) -> TermRecord | None:
     """The record, None if there is none yet. Raises StoreError."""
     try:
-        stored = await store.get(TERM_KEY, max_bytes=MAX_SEALED_BYTES)
+        record, _ = await read_sealed(store, TERM_KEY, TermRecord)
     except NotFoundError:
         return None
-    return unseal(stored.data, TermRecord, key=TERM_KEY)
+    return record

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from orchestrator.truth import Truth
 from storage.checkpoints import read_head, read_manifest
 from storage.keys import part_key, session_prefix
 from storage.store import StoreUnavailableError
 from tests.integration.orchestrator.cluster import PEERS, Cluster, StandIn, cluster, undisturbed
 from wire import messages
 from wire.ids import new_request_id
+from wire.refusals import UNHEALTHY
 from wire.requests import RefusedError
 
 STEPS = 120
@@ -199,6 +201,18 @@ async def test_a_pnode_that_keeps_refusing_to_prepare(tmp_path: Path) -> None:
         await here.client.state("toy-1", "finished")
 
 
+async def test_a_pnode_that_refuses_because_it_can_not_compute_is_left_out(tmp_path: Path) -> None:
+    async with cluster(tmp_path, pnodes=3) as here:
+        await here.network()
+        PEERS["p2"].refusing, PEERS["p2"].refusal = {messages.Prepare}, UNHEALTHY
+        await here.create(placement={"fc1": "p1", "act": "p2", "fc2": "p2", "loss": "p2"})
+        done = await here.client.state("toy-1", "finished")
+        assert "p2" not in done.pnodes
+        assert (await here.pnodes())["p2"].health == "told to refuse"
+        prepares = [message for message in PEERS["p2"].seen if isinstance(message, messages.Prepare)]
+        assert [message.epoch for message in prepares] == [1]
+
+
 async def test_a_damaged_part_of_the_head_is_passed_over_loudly(tmp_path: Path) -> None:
     """A bit of the newest checkpoint flipped: the run goes on from the one before."""
     async with cluster(tmp_path, step_s=0.01) as here:
@@ -236,6 +250,7 @@ class Away:
     def __init__(self, store: Any) -> None:
         self._store = store
         self.away = False
+        self.slow_s = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -254,6 +269,7 @@ class Away:
 
     async def put_if_match(self, *args: Any, **more: Any) -> Any:
         self._check()
+        await asyncio.sleep(self.slow_s)
         return await self._store.put_if_match(*args, **more)
 
 
@@ -293,6 +309,65 @@ async def test_a_loss_while_the_store_is_away(tmp_path: Path) -> None:
         assert waiting.state == "recovering"
         store.away = False
         await ends_well(here, recoveries=1)
+
+
+ACTIONS = [("start", "created", {"starting"}), ("pause", "running", {"pausing", "paused"}),
+           ("resume", "paused", {"starting", "running"}), ("stop", "running", {"stopping", "stopped"})]  # fmt: skip
+
+
+class TestAnswers:
+    """What was answered is durable: no crash takes it back."""
+
+    async def stored(self, here: Cluster) -> str:
+        """The state that an orchestrator would find that began now."""
+        (record,) = await Truth(here.store).sessions()
+        return record.state
+
+    async def ready(self, here: Cluster, state: str) -> None:
+        await here.network()
+        await here.create(
+            steps=5000, checkpoint_every=10, start=state != "created", until=20 if state == "paused" else 0
+        )
+        await here.client.state("toy-1", state)
+
+    @pytest.mark.parametrize(("action", "before", "after"), ACTIONS)
+    async def test_they_come_when_the_record_is_stored(
+        self, tmp_path: Path, action: str, before: str, after: set[str]
+    ) -> None:
+        async with cluster(tmp_path, step_s=0.02) as here:
+            await self.ready(here, before)
+            make_away(here).slow_s = 0.5
+            await here.client.act("toy-1", action)
+            assert await self.stored(here) in after
+
+    @pytest.mark.parametrize(("action", "before", "after"), ACTIONS)
+    async def test_while_nothing_can_be_stored_they_say_so(
+        self, tmp_path: Path, action: str, before: str, after: set[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("orchestrator.driver.DURABLE_S", 1.0)
+        monkeypatch.setattr("orchestrator.driver.WRITE_PAUSE_S", 0.1)
+        async with cluster(tmp_path, step_s=0.02) as here:
+            await self.ready(here, before)
+            store = make_away(here)
+            store.away = True
+            with pytest.raises(
+                RefusedError, match="that could not be stored within 1 s: the store went away"
+            ) as caught:
+                await here.client.act("toy-1", action)
+            assert caught.value.code == "unavailable"
+            assert await self.stored(here) not in after
+            store.away = False
+            await here.client.act("toy-1", action)
+            assert await self.stored(here) in after
+
+    async def test_a_pause_while_it_starts(self, tmp_path: Path) -> None:
+        async with cluster(tmp_path, step_s=0.02) as here:
+            await here.network()
+            PEERS["p1"].silent.add(messages.Prepare)
+            await here.create(steps=5000)
+            await here.client.act("toy-1", "pause")
+            (record,) = await Truth(here.store).sessions()
+            assert (record.state, record.hold) == ("starting", True)
 
 
 class TestRebalance:

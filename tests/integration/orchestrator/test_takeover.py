@@ -15,6 +15,7 @@ from tests.integration.orchestrator.cluster import PEERS, Cluster, cluster, undi
 from wire import messages
 from wire.ids import new_request_id
 from wire.messages import PeerRef
+from wire.requests import RefusedError
 
 STEPS = 150
 
@@ -221,14 +222,19 @@ async def test_a_newer_orchestrator_on_the_store_ends_the_older_one_by_itself(tm
         here._run = None
 
 
-async def test_a_newer_orchestrator_is_found_out_by_the_next_write(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as here:
+@pytest.mark.parametrize("claimed", [True, False])
+async def test_a_newer_orchestrator_is_found_out_by_the_next_write(tmp_path: Path, claimed: bool) -> None:
+    """Also by one that the store takes, before anybody is told of it."""
+    async with cluster(tmp_path, lease_s=60.0) as here:
         await here.network()
         await here.create(start=False)
         newer = Truth(here.store)
-        await newer.raise_term()
-        await newer.claim((await newer.sessions())[0])
-        await here.client.act("toy-1", "start")
+        await newer.raise_term(PeerRef("orchestrator", 9, ["tcp://elsewhere:7700"]))
+        if claimed:
+            await newer.claim((await newer.sessions())[0])
+        with pytest.raises(RefusedError, match="superseded by term 2 at tcp://elsewhere:7700") as caught:
+            await here.client.act("toy-1", "start")
+        assert caught.value.code == "superseded"
         assert here._run is not None
         with pytest.raises(SupersededError):
             await asyncio.wait_for(asyncio.shield(here._run), 10)

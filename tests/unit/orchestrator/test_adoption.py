@@ -136,6 +136,15 @@ class TestAdopted:
         surveyed(story)
         assert story.session.deployed
 
+    def test_once_nobody_is_waited_for_any_more_it_is_the_store(self) -> None:
+        story = left()
+        back(story, "p1")
+        assert story.session.waiting(story.now)[0].startswith("p2, p3: ")
+        story.feed(events.Ticked(), after=30.0)
+        back(story, "p1")
+        (wait,) = story.session.waiting(story.now + 4)
+        assert wait == "store: take-over of gpt-1, after the orchestrator began anew, for 4 s (at most 86400 s)"
+
     def test_steps_that_the_log_has_are_not_logged_again(self) -> None:
         story = Story(state="running", epoch=5, placement=WHERE, incarnations={"p1": 1, "p2": 4, "p3": 7},
                       loss_pnode="p3", start_step=10, step=10, committed=10)  # fmt: skip
@@ -208,6 +217,13 @@ class TestAdopted:
         story.act("stop")
         assert (story.session.state, story.session.stage) == (State.STOPPED, Stage.DOWN)
         assert story.asked(Tell)[-1].pnodes == MEMBERS
+
+    def test_a_pause_that_waited_for_the_start_is_not_forgotten(self) -> None:
+        story = left(State.STARTING, hold=True)
+        surveyed(story)
+        back(story, state="prepared")
+        story.answer([one for one in story.commands if isinstance(one, Send)])
+        assert story.session.state is State.PAUSING
 
 
 class TestNotAdopted:

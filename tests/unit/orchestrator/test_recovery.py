@@ -10,7 +10,10 @@ from orchestrator import events
 from orchestrator.events import Log, Place, Record, Send, Tell
 from orchestrator.lifecycle import AWAY_S, PREPARE_S, RECOVER_S, RETRY_S, STALL_S, Limits, Stage, State
 from orchestrator.recovery import FRUITLESS
+from pnode.deploy import explain
+from storage import StoreUnavailableError
 from tests.unit.orchestrator.story import Story, report
+from wire.errors import UnreachableError
 from wire.messages import Committed, HoldRun, Release, StartRun
 
 THREE = {"a": "p1", "b": "p2", "loss": "p3"}
@@ -144,7 +147,7 @@ class TestLoss:
         (tell,) = [command for command in out if isinstance(command, Tell)]
         assert set(tell.pnodes) == ({"p1", "p4"} if prepared else {"p1", "p3"})
         assert story.feed(events.Placed(WITHOUT_P2, {"p1": 1, "p3": 7}, "p3", 10)) == []
-        assert story.act("resume")[-1] == Place(0, {})
+        assert story.act("resume")[-1] == Place(0, {}, yielding=True)
 
     def test_the_last_step_is_committed_already(self) -> None:
         story = running()
@@ -356,11 +359,22 @@ class TestRefusals:
         assert story.session.record.committed == 10
 
     def test_a_store_that_is_away_is_not_counted(self) -> None:
+        """With the code that a PNode gives."""
         story = Story()
         story.act("start")
         for _ in range(10):
             story.place(0, THREE)
-            self.refuse(story, "store")
+            self.refuse(story, explain(StoreUnavailableError("s3://x: no answer"))[0])
+            story.feed(events.Ticked(), after=2.0)
+        assert story.session.state is State.RECOVERING
+
+    def test_a_pnode_that_can_not_compute_is_not_counted(self) -> None:
+        """With the code that a PNode gives; the next placement is without it."""
+        story = Story()
+        story.act("start")
+        for _ in range(10):
+            story.place(0, THREE)
+            self.refuse(story, explain(UnreachableError("its compute thread is dead"))[0])
             story.feed(events.Ticked(), after=2.0)
         assert story.session.state is State.RECOVERING
 

@@ -333,6 +333,20 @@ def test_resume_on_other_pnodes_releases_first() -> None:
     assert out[-1] == events.Place(1, {})
 
 
+@pytest.mark.parametrize("action", ["resume", "deploy"])
+def test_what_was_asked_for_earlier_gives_way_and_what_is_asked_for_now_does_not(action: str) -> None:
+    """Field case B30: a session at rest whose PNode is gone goes on with fewer, though three were asked for once."""
+    story = Story(pnodes=3)
+    assert story.act("start")[-1] == events.Place(3, {}), "three or nothing, the first time"
+    story.answer(story.answer(story.place()))
+    story.act("stop")
+    story.hold(5)
+    assert story.session.stage is Stage.DOWN
+    assert story.act(action)[-1] == events.Place(3, {}, yielding=True)
+    story.feed(events.NotPlaced("no living PNode"))
+    assert story.act(action, pnodes=3)[-1] == events.Place(3, {})
+
+
 @pytest.mark.parametrize(
     ("prepare", "action", "text"),
     [
@@ -411,6 +425,43 @@ def test_a_step_that_was_lost_is_not_called_saved() -> None:
     story.commit(25)
     assert story.session.state is State.PAUSED
     assert story.session.record.committed == 25
+
+
+def test_a_commit_ends_the_wait_for_all_older_cuts() -> None:
+    """Its parts may have come first; what is older can't be the head any more."""
+    story = Story().run()
+    for step in (6, 8):
+        story.feed(events.PartsArrived(1, step))
+    story.feed(events.Committed(1, 8, "hash8"))
+    assert story.session.waits.of("commit") == []
+    assert story.session.record.committed == 8
+    story.feed(events.Committed(1, 8, "hash8"))  # what the older one's commit found
+    assert (story.session.record.committed, story.session.record.final_hash) == (8, "hash8")
+    assert story.texts("committed") == ["step 8 is durable, hash hash8"]
+
+
+def test_the_head_may_be_ahead_of_a_run_that_holds() -> None:
+    """A former orchestrator committed it; what the run holds at is as durable."""
+    story = Story().run()
+    story.act("pause")
+    story.hold(6, commit=False)
+    story.feed(events.PartsArrived(1, 6))
+    story.feed(events.Committed(1, 8, "hash8"))
+    assert story.session.state is State.PAUSED
+    assert story.session.record.committed == 8
+
+
+def test_a_pause_that_waits_for_the_start_is_recorded() -> None:
+    story = Story()
+    story.act("start")
+    assert Record() in story.act("pause")
+    assert story.session.record.hold
+    assert Record() in story.act("resume")
+    assert not story.session.record.hold
+    story.act("pause")
+    story.answer(story.answer(story.place()))
+    assert story.session.state is State.PAUSING
+    assert not story.session.record.hold
 
 
 def test_a_note_about_bits_is_said_once() -> None:

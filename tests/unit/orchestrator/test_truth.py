@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from orchestrator.records import NetworkRecord, SessionRecord, network_key, sess
 from orchestrator.truth import OvertakenError, SupersededError, Truth, sealed_session
 from storage.local import LocalStore
 from storage.sealed import unseal
-from storage.store import ConflictError, CorruptError
+from storage.store import ConflictError, CorruptError, StoreUnavailableError
 from storage.terms import read_term
 from tests.unit.orchestrator.story import make_record
+from tests.unit.storage.faulty import FaultyStore
 from wire.messages import PeerRef
 
 
@@ -42,6 +44,12 @@ async def test_the_term_grows_at_each_start_and_fences_the_older_one(tmp_path: P
         await first.still_mine()
     await second.still_mine()
     assert await read_term(LocalStore(tmp_path)) == two, "PNodes read where it is"
+
+
+async def too_late(write: Awaitable[None]) -> None:
+    """A former orchestrator writes what the store still takes: it hears that it was superseded, not that it wrote."""
+    with pytest.raises(SupersededError, match="superseded by term 2"):
+        await write
 
 
 class Interleaved:
@@ -115,7 +123,7 @@ async def test_a_last_write_of_a_former_orchestrator_is_seen_when_its_record_is_
     """It came between our reading and our claim: what it says is what there is, its epoch above all."""
     first, second = await two(tmp_path)
     found = (await second.sessions())[0]
-    await first.put_session("gpt-1", sealed_session(make_record(epoch=2, term=1)))
+    await too_late(first.put_session("gpt-1", sealed_session(make_record(epoch=2, term=1))))
     claimed = await second.claim(found)
     assert (claimed.epoch, claimed.term) == (2, 2)
     with pytest.raises(SupersededError):
@@ -125,7 +133,7 @@ async def test_a_last_write_of_a_former_orchestrator_is_seen_when_its_record_is_
 async def test_a_last_write_of_a_former_orchestrator_does_not_end_the_new_one(tmp_path: Path) -> None:
     first, second = await two(tmp_path)
     await second.sessions()
-    await first.put_session("gpt-1", sealed_session(make_record(epoch=2, term=1)))
+    await too_late(first.put_session("gpt-1", sealed_session(make_record(epoch=2, term=1))))
     mine = sealed_session(make_record(epoch=2, term=2))
     with pytest.raises(OvertakenError) as caught:
         await second.put_session("gpt-1", mine)
@@ -133,10 +141,57 @@ async def test_a_last_write_of_a_former_orchestrator_does_not_end_the_new_one(tm
     await second.put_session("gpt-1", mine)
 
 
+async def test_a_write_is_done_only_if_the_term_is_ours_after_it(tmp_path: Path) -> None:
+    """Whoever takes over raises the term and then reads; a write after that is unseen, so nobody may be told of it."""
+    first, second = Truth(LocalStore(tmp_path)), Truth(LocalStore(tmp_path))
+    await first.raise_term()
+    await first.put_session("gpt-1", sealed_session(make_record(epoch=1)))
+    store = Interleaved(LocalStore(tmp_path))
+    store.first = second.raise_term
+    first._store = store  # type: ignore[assignment]
+    with pytest.raises(SupersededError, match="superseded by term 2"):
+        await first.put_session("gpt-1", sealed_session(make_record(epoch=2)))
+    assert (await second.sessions())[0].epoch == 2, "the store took it all the same"
+
+
+async def test_whether_the_term_is_ours_has_to_be_known(tmp_path: Path) -> None:
+    """The store goes away between the write and the look at the term: it is written again, which is no conflict."""
+    inner = LocalStore(tmp_path)
+    await Truth(inner).raise_term()
+    for fail_at, what in ((1, "put_if_absent"), (2, "get")):
+        truth = Truth(inner)
+        await truth.raise_term()
+        await truth.sessions()
+        truth._store = FaultyStore(inner, fail_at=fail_at, crash=False)
+        data = sealed_session(make_record(epoch=fail_at))
+        with pytest.raises(StoreUnavailableError, match=f"failure in {what}"):
+            await truth.put_session("gpt-1", data)
+        await truth.put_session("gpt-1", data)
+        assert (await truth.sessions())[0].epoch == fail_at
+        await truth.drop_session("gpt-1")
+
+
+@pytest.mark.parametrize("drop", ["session", "network"])
+async def test_whoever_lost_the_term_deletes_nothing(tmp_path: Path, drop: str) -> None:
+    first, second = await two(tmp_path)
+    await second.put_network(network())
+    with pytest.raises(SupersededError):
+        await (first.drop_session("gpt-1") if drop == "session" else first.drop_network("gpt"))
+    assert len(await second.sessions()) == len(await second.networks()) == 1
+
+
+async def test_a_record_that_a_former_orchestrator_deleted_is_written_again(tmp_path: Path) -> None:
+    _, second = await two(tmp_path)
+    await second.sessions()
+    await LocalStore(tmp_path).delete(session_key("gpt-1"))
+    await second.put_session("gpt-1", sealed_session(make_record(epoch=2, term=2)))
+    assert (await second.sessions())[0].epoch == 2
+
+
 async def test_incarnations_that_a_former_orchestrator_granted_last_are_told(tmp_path: Path) -> None:
     first, second = await two(tmp_path)
     await second.incarnations()
-    await first.put_incarnations({"p1": 1})
+    await too_late(first.put_incarnations({"p1": 1}))
     with pytest.raises(OvertakenError):
         await second.put_incarnations({"p1": 1})
     await second.put_incarnations({"p1": 2})
@@ -147,8 +202,8 @@ async def test_networks_and_epochs_are_written_over_a_former_orchestrators(tmp_p
     first, second = await two(tmp_path)
     await second.networks()
     await second.epochs()
-    await first.put_network(network())
-    await first.put_epochs({"gpt-1": 9, "mlp-1": 2})
+    await too_late(first.put_network(network()))
+    await too_late(first.put_epochs({"gpt-1": 9, "mlp-1": 2}))
     await second.put_network(NetworkRecord("gpt", "b" * 64, 3, 100, 0.0))
     await second.put_epochs({"gpt-1": 4})
     again = Truth(LocalStore(tmp_path))
@@ -158,6 +213,7 @@ async def test_networks_and_epochs_are_written_over_a_former_orchestrators(tmp_p
 
 async def test_incarnations_and_epochs_are_durable(tmp_path: Path) -> None:
     truth = Truth(LocalStore(tmp_path))
+    await truth.raise_term()
     assert await truth.incarnations() == {}
     await truth.put_incarnations({"p1": 3})
     await truth.put_epochs({"gpt-1": 9})
@@ -168,6 +224,7 @@ async def test_incarnations_and_epochs_are_durable(tmp_path: Path) -> None:
 
 async def test_a_damaged_record_is_reported(tmp_path: Path) -> None:
     truth = Truth(LocalStore(tmp_path))
+    await truth.raise_term()
     await truth.put_network(network())
     store = LocalStore(tmp_path)
     stored = await store.get(network_key("gpt"))

@@ -174,9 +174,16 @@ async def _collected(store: Store) -> None:
     assert len(await keys_of(store)) == 4 * (len(VNODES) + 1) + 1
 
 
+async def _owner(store: Store) -> Truth:
+    """The orchestrator of that store, just begun."""
+    truth = Truth(store)
+    await truth.raise_term()
+    return truth
+
+
 async def _register(store: Store) -> None:
     digest = await Blobs(store).put(NETWORK)
-    await Truth(store).put_network(NetworkRecord("net", digest, 3, 100, 0.0))
+    await (await _owner(store)).put_network(NetworkRecord("net", digest, 3, 100, 0.0))
 
 
 async def _registered(store: Store) -> str:
@@ -196,11 +203,11 @@ def session_record(state: str, epoch: int) -> SessionRecord:
 
 async def _session(store: Store) -> None:
     await _five_steps_and_litter(store)
-    await Truth(store).put_session(SESSION, seal(session_record("running", 1)))
+    await (await _owner(store)).put_session(SESSION, seal(session_record("running", 1)))
 
 
 async def _advance(store: Store) -> None:
-    truth = Truth(store)
+    truth = await _owner(store)
     await truth.sessions()
     await truth.put_session(SESSION, seal(session_record("paused", 2)))
 
@@ -218,7 +225,7 @@ async def _record(store: Store) -> str:
 
 async def _delete(store: Store) -> None:
     """As the orchestrator removes a session: first the record, then what it stored."""
-    await Truth(store).drop_session(SESSION)
+    await (await _owner(store)).drop_session(SESSION)
     await delete_all(store, PREFIX)
 
 

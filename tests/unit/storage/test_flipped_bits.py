@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.records import SessionRecord
-from storage import Blobs, CorruptError, StoreUnavailableError
+from storage import Blobs, CorruptError, StoreUnavailableError, reread
 from storage.checkpoints import HeadBody, commit, read_head, read_manifest
 from storage.keys import BadKeyError, blob_key, head_key, part_key
 from storage.local import LocalStore
@@ -31,6 +31,11 @@ from tests.unit.storage.operations import (
 )
 
 SEED = int(os.environ.get("DCNR_SEED", "1"))
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reread, "FIRST_PAUSE_S", 0.0001)
 
 
 @pytest.fixture

@@ -18,8 +18,6 @@ from wire.errors import DCNRError, RemoteError, UnreachableError
 from wire.messages import SessionEvent, SessionInfo
 
 WAIT_S = 1.0
-GIVE_UP_S = 900.0
-"""How long an orchestrator may be away before a watcher goes away too."""
 
 _OVER = frozenset({"finished", "failed", "stopped"})
 _RESTING = _OVER | {"paused", "created"}
@@ -54,7 +52,7 @@ async def follow(client: Client, session: SessionInfo, view: View, *, after: int
             try:
                 session, fresh = await _next(events, state, view)
             except UnreachableError:
-                if state.away_s > GIVE_UP_S:
+                if state.away_s > state.give_up_s:
                     verdict = "lost sight of it"
                     raise UnreachableError(
                         f"the orchestrator at {client.address} has been away for {state.away_s:.0f} s; "

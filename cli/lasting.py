@@ -20,6 +20,7 @@ from cli.following import newest_event
 from cli.generation import PrefixLostError
 from cli.inference import Answer, Array, InferFailedError, Route, RouteLostError, Router
 from cli.notices import Notice
+from cli.waits import readable
 from wire.errors import DCNRError, UnreachableError
 from wire.messages import DeploymentInfo, PNodeInfo, SessionInfo
 
@@ -228,7 +229,7 @@ class LastingRoute:
                         return old
                     whom = _joined(ill)
                 elif info.waiting:
-                    whom = _joined(info.waiting)
+                    whom = _joined(readable(info.waiting))
                 elif info.state in AT_REST and loop.time() >= retry_at:
                     await self._client.act(name, "deploy")
             except UnreachableError:

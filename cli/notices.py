@@ -6,15 +6,14 @@ else is awaited, and every ten seconds. With `-o json` nothing is said.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from typing import Any
 
 from cli.terminal import Terminal, literal, moves_cursor
+from cli.waits import about
 
 EVERY_S = 10.0
-_NUMBERS = re.compile(r"[\d.]+")
 
 
 class Notice:
@@ -44,9 +43,9 @@ class Notice:
         if moves_cursor(self._terminal.err):
             self._draw(text)
             return
-        about, now = _NUMBERS.sub("", text), time.monotonic()
-        if about != self._about or now - self._said >= EVERY_S:
-            self._about, self._said = about, now
+        whom, now = about(text), time.monotonic()
+        if whom != self._about or now - self._said >= EVERY_S:
+            self._about, self._said = whom, now
             self._line(text)
 
     def over(self, text: str = "") -> None:

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from cli import units
 from cli.runstate import STALLED_S, RunState
 from cli.terminal import Terminal, literal
+from cli.waits import about
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from wire.messages import StepReport
 
+CHANGED_S = 2.0
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -93,12 +95,16 @@ class PlainView:
             self._terminal.line(f"{state.name}  {line}")
 
     def idle(self, state: RunState) -> None:
-        """At 3 s, then every 10 s, a line that says who is waited for; at once when it is somebody else."""
+        """At 3 s, then every 10 s, who is waited for; within `CHANGED_S` when that is somebody else."""
         stall, now = state.stall(), time.monotonic()
-        about = stall.partition(" for ")[0]
-        if stall and (self._said_stall < state.moved or now - self._said_stall > 10 or about != self._said_about):
-            self._said_stall, self._said_about = now, about
-            self._terminal.line(f"{state.name}  {stall}")
+        if not stall:
+            return
+        whom, since = about("".join(stall)), now - self._said_stall
+        if self._said_stall < state.moved or since > 10 or (whom != self._said_about and since > CHANGED_S):
+            self._said_stall, self._said_about = now, whom
+            first, *rest = stall
+            for line in (first, *(f"  {line}" for line in rest)):
+                self._terminal.line(f"{state.name}  {line}")
 
     def end(self, state: RunState, verdict: str) -> None:
         """The last state."""
@@ -221,9 +227,7 @@ class LiveView:
             lines.append(Text.assemble((sparkline(state.course.means, 32), "green"), "  ", state.numbers()))
         if state.remaking:
             lines.append(Text(f"made {state.remaking}", style="dim"))
-        stall = state.stall()
-        if stall:
-            lines.append(Text(literal(stall), style="yellow"))
+        lines += [Text(literal(line), style="yellow") for line in state.stall()]
         return Group(row, *lines)
 
 

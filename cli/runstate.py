@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from cli import units
 from cli.eventstream import Steps
+from cli.waits import limit, readable, waits_for
 
 if TYPE_CHECKING:
     from wire.messages import SessionInfo, StepReport
 
 STALLED_S = 3.0
+GIVE_UP_S = 900.0
+"""How long an orchestrator may be away before a watcher goes away too."""
 
 
 @dataclass(slots=True)
@@ -64,6 +67,7 @@ class RunState:
     moved: float = field(default_factory=lambda: time.monotonic())
     changed: float = field(default_factory=lambda: time.monotonic())  # when `state` last became another
     heard: float | None = None  # when the orchestrator last answered; None: there is none
+    give_up_s: float = GIVE_UP_S  # for how long it may not answer
 
     def adopt(self, session: SessionInfo) -> None:
         """The session as the orchestrator knows it now; steps are told by events."""
@@ -138,23 +142,30 @@ class RunState:
         """For how long the orchestrator has not answered."""
         return 0.0 if self.heard is None else time.monotonic() - self.heard
 
-    def stall(self) -> str:
-        """Why nothing moves: "no progress for 12 s, waiting for p2: …"; "" while it moves."""
+    def stall(self) -> list[str]:
+        """Why nothing moves: "no progress for 12 s, waiting for p2: …"; several who wait have lines of their own.
+
+        Empty while it moves.
+        """
         if self.rests:
-            return ""
+            return []
         if self.away_s > STALLED_S:
             goes_on = "; training goes on without it" if self.state in ("running", "pausing") else ""
-            return f"orchestrator away for {self.away_s:.0f} s{goes_on}"
-        whom = "; ".join(self.waiting)
+            return [f"orchestrator away for {self.away_s:.0f} s (at most {limit(round(self.give_up_s))}){goes_on}"]
+        whom = [waits_for(sentence) for sentence in readable(self.waiting)]
         if self.state == "recovering":
             since = time.monotonic() - self.changed
-            return "; ".join(part for part in (f"recovering for {since:.0f} s", self.cause, whom) if part)
+            cause = self.cause.partition(" (")[0]
+            still = f"recovering for {since:.0f} s" + (f": {cause}" if cause else "")
+            return [still, *whom] if since >= STALLED_S else []
         if self.still_s < STALLED_S:
-            return ""
+            return []
         still = f"no progress for {self.still_s:.0f} s"
-        if whom:
-            return f"{still}: {whom}" if " waits for " in whom else f"{still}, waiting for {whom}"
-        return f"{still}: {self.state}; nobody is overdue yet" if self.state else still
+        if not whom:
+            return [f"{still}: {self.state}; nobody is overdue yet" if self.state else still]
+        if len(whom) > 1:
+            return [f"{still}:", *whom]
+        return [f"{still}{', ' if whom[0].startswith('waiting') else ': '}{whom[0]}"]
 
     @property
     def remaking(self) -> str:

@@ -113,8 +113,9 @@ class Handlers:
     async def _ask_cluster(self, message: messages.AskCluster, frames: Sequence[Frame]) -> object:
         service = self._service
         return messages.ClusterInfo(
-            service.truth.term.cluster, service.version, service.term, service.store.url, service.started, os.getpid()
-        )
+            service.truth.term.cluster, service.version, service.term, service.store.url, service.started, os.getpid(),
+            list(service.damage.told),
+        )  # fmt: skip
 
     async def _list_pnodes(self, message: messages.ListPNodes, frames: Sequence[Frame]) -> object:
         return views.pnodes(self._service)
@@ -275,6 +276,8 @@ class Handlers:
         check_id(name, "session id")
         if name in service.sessions:
             raise _Refusal("exists", f"there is a session {name} already", f"dcnr resume {name}, or dcnr rm {name}")
+        if name in service.damage.sessions:
+            raise _Refusal("exists", f"the record of session {name} is damaged, its name is taken", "dcnr status")
         if name in service.networks and name != message.network:
             raise _Refusal("exists", f"{name} is the name of a network", "give the session another name")
         if not 0 <= message.steps <= MAX_STEPS or not 0 <= message.until <= max(message.steps, 0):
@@ -313,7 +316,7 @@ class Handlers:
     def _free_name(self, network: str) -> str:
         numbers = [
             int(tail)
-            for name in self._service.sessions
+            for name in (*self._service.sessions, *self._service.damage.sessions)
             if (tail := name.removeprefix(f"{network}-")) != name and tail.isdecimal() and len(tail) < 10
         ]
         number = max(numbers, default=0) + 1

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
+from orchestrator.lifecycle import AWAY_S, RECOVER_S
 from wire.errors import DCNRError, UsageError
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--home", type=Path, default=None, metavar="DIR", help="for the registry and the address file")
     parser.add_argument("--lease", type=float, default=10.0, metavar="SECONDS",
                         help="a PNode without a sign of life for so long is suspected (%(default)g)")  # fmt: skip
+    parser.add_argument("--recover-limit", type=float, default=RECOVER_S, metavar="SECONDS",
+                        help="how long a session waits for room after a loss (%(default)g)")  # fmt: skip
     parser.add_argument("--log-level", default="info", choices=tuple(LEVELS))
     return parser
 
@@ -87,8 +90,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
     from wire.endpoint import check_address
     from wire.zmq_bus import ZmqBus
 
-    if not 0.5 <= arguments.lease <= 3600:
-        raise UsageError(f"--lease is {arguments.lease:g}, but is 0.5 to 3600 seconds")
+    check_limits(arguments.lease, arguments.recover_limit)
     for address in arguments.advertise:
         check_address(address)
     home = _home(arguments.home)
@@ -97,7 +99,9 @@ async def _serve(arguments: argparse.Namespace) -> int:
         await _lock(home, lock)
         store = open_store(arguments.store or (home / "store").as_uri())
         bus = ZmqBus(NAME, bind=arguments.bind, advertise=arguments.advertise)
-        service = Service(bus, store, home, log, lease_s=arguments.lease, version=version("dcnr"))
+        service = Service(
+            bus, store, home, log, lease_s=arguments.lease, recover_s=arguments.recover_limit, version=version("dcnr")
+        )
         signals = _watch_signals(service)
         try:
             await service.open()
@@ -113,6 +117,18 @@ async def _serve(arguments: argparse.Namespace) -> int:
             await store.close()
     log.info("ended")
     return 130 if signal.SIGINT in signals else 0
+
+
+def check_limits(lease_s: float, recover_s: float) -> None:
+    """Raises UsageError for a limit out of its bounds, or below what has to happen within it."""
+    if not 0.5 <= lease_s <= 3600:
+        raise UsageError(f"--lease is {lease_s:g}, but is 0.5 to 3600 seconds")
+    if not 2 * lease_s <= recover_s <= AWAY_S:
+        raise UsageError(
+            f"--recover-limit is {recover_s:g} s, but is two leases ({2 * lease_s:g} s) to {AWAY_S:g} s: "
+            "a PNode that restarts needs that long to be known again",
+            hint="raise --recover-limit or lower --lease",
+        )
 
 
 def _home(given: Path | None) -> Path:

@@ -220,3 +220,15 @@ class Registry:
         self._db.executemany("INSERT INTO meta VALUES (?, ?)", list(meta.items()))
         self._db.commit()
         self.fresh = True
+
+
+def cluster_of(path: Path) -> str:
+    """Of which cluster the index in that file is, "" if there is none that says so."""
+    if not path.exists():
+        return ""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+            found = db.execute("SELECT value FROM meta WHERE key = 'cluster'").fetchone()
+    except sqlite3.Error:
+        return ""
+    return str(found[0]) if found is not None else ""

@@ -20,6 +20,7 @@ import structlog
 
 from orchestrator import events, membership
 from orchestrator.catalog import Catalog
+from orchestrator.damage import Damage
 from orchestrator.driver import SessionDriver
 from orchestrator.eventlog import EventLog
 from orchestrator.handlers import Handlers
@@ -27,7 +28,7 @@ from orchestrator.lifecycle import ACTIVE, RECOVER_S, Limits, State
 from orchestrator.members import Members
 from orchestrator.membership import Membership
 from orchestrator.records import NetworkRecord, SessionRecord
-from orchestrator.registry import Registry
+from orchestrator.registry import Registry, cluster_of
 from orchestrator.sessions import Session
 from orchestrator.truth import SupersededError, Truth
 from orchestrator.vigil import Vigil
@@ -88,6 +89,7 @@ class Service:
         """The clock of people."""
         self.started = wall()
         self.truth = Truth(store)
+        self.damage = Damage()
         self.catalog = Catalog(store)
         self.networks: dict[str, NetworkRecord] = {}
         self.sessions: dict[str, SessionDriver] = {}
@@ -179,15 +181,19 @@ class Service:
         self.bus.on_loss(self._on_loss)
         self.bus.on_break(self._on_break)
         await self.bus.start()
-        term = await self.truth.raise_term(self.bus.me)
+        path = self._home / "registry.sqlite"
+        term = await self.truth.raise_term(self.bus.me, cluster=cluster_of(path))
         granted = await self.truth.incarnations()
         self.last_epochs = await self.truth.epochs()
-        self.registry = Registry(self._home / "registry.sqlite", term.cluster)
+        self.registry = Registry(path, term.cluster)
         for pnode, incarnation in self.registry.incarnations().items():
             granted[pnode] = max(incarnation, granted.get(pnode, 0))
         self.membership = Membership(lease_s=self.membership.lease_s, granted=granted)
         networks, sessions = await self.truth.networks(), await self.truth.sessions()
+        networks, sessions = await self.damage.mend(self.store, self.truth, self.registry, networks, sessions)
         sessions = await in_parallel(self._take_over, sessions, AT_ONCE)
+        for text in self.damage.told:
+            self.logger.warning("damaged record", text=text)
         if self.registry.damaged:
             self.logger.warning("registry rebuilt from the store", damaged=self.registry.damaged)
         elif self.registry.fresh and networks:

@@ -8,11 +8,15 @@ each session's record anew, under the new term, before anything is decided about
 A write that succeeded proves nothing about the term, for whoever takes over raises that first and reads the records
 then. So the term is read again after each write, and only if it is still ours is the write done: then whoever takes
 over later will find it. What is told after that is true.
+
+A record at rest that is damaged stops nothing but itself: it is in `damaged`, and the next write replaces it. Only the
+term has to be known: the next one is far above all that sound records tell of.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TypeVar
 
 import msgspec
@@ -30,7 +34,7 @@ from orchestrator.records import (
     session_key,
 )
 from storage.sealed import read_sealed, seal, unseal
-from storage.store import ConflictError, NotFoundError, Store, Stored
+from storage.store import ConflictError, CorruptError, NotFoundError, Store, Stored, StoreUnavailableError
 from storage.terms import TERM_KEY, TermRecord
 from wire.errors import DCNRError
 from wire.ids import new_boot
@@ -41,6 +45,8 @@ R = TypeVar("R")
 MAX_RECORD_BYTES = 16 << 20
 TRIES = 20
 MAX_EPOCHS = 10_000
+TERM_GAP = 1000
+"""Beyond the highest term that is known, where the record of the newest is damaged."""
 
 
 class SupersededError(DCNRError):
@@ -63,14 +69,19 @@ class Truth:
         self._etags: dict[str, str] = {}
         self._lock = asyncio.Lock()
         self.term = TermRecord("", 0)
+        self.damaged: dict[str, str] = {}
+        """What is wrong with the records that could not be read, by key."""
 
-    async def raise_term(self, me: PeerRef | None = None) -> TermRecord:
-        """Make this process the orchestrator: a term that nobody had before."""
+    async def raise_term(self, me: PeerRef | None = None, *, cluster: str = "") -> TermRecord:
+        """Make this process the orchestrator: a term that nobody had before. `cluster`: its id, should it be lost."""
         boot, addresses = (me.boot, me.addresses) if me is not None else (new_boot(), [])
         for _ in range(TRIES):
-            found = await self._read(TERM_KEY, TermRecord)
-            cluster = found.cluster if found is not None else f"{new_boot():x}"[-12:]
-            fresh = TermRecord(cluster, (found.term if found is not None else 0) + 1, addresses, boot)
+            found = await self._sound(TERM_KEY, TermRecord)
+            if TERM_KEY in self.damaged:
+                found = TermRecord(cluster or f"{new_boot():x}"[-12:], await self._highest_term() + TERM_GAP)
+            elif found is None:
+                found = TermRecord(f"{new_boot():x}"[-12:], 0)
+            fresh = TermRecord(found.cluster, found.term + 1, addresses, boot)
             try:
                 self._etags[TERM_KEY] = await self._put(TERM_KEY, seal(fresh))
             except ConflictError:
@@ -83,7 +94,11 @@ class Truth:
 
     async def still_mine(self) -> None:
         """Raises `SupersededError` if another orchestrator raised the term."""
-        peeked = await self._peek(TERM_KEY, TermRecord)
+        try:
+            peeked = await self._peek(TERM_KEY, TermRecord)
+        except CorruptError as error:
+            hint = "start the orchestrator anew: it writes another"
+            raise StoreUnavailableError(f"whose term it is can't be read: {error.message}", hint=hint) from error
         if peeked is None:
             raise SupersededError(f"{TERM_KEY} is gone: the store was emptied or exchanged", hint="start it again")
         found, _ = peeked
@@ -96,7 +111,7 @@ class Truth:
 
     async def incarnations(self) -> dict[str, int]:
         """The highest incarnations granted."""
-        found = await self._read(INCARNATIONS_KEY, IncarnationRecord)
+        found = await self._sound(INCARNATIONS_KEY, IncarnationRecord)
         return dict(found.granted) if found is not None else {}
 
     async def put_incarnations(self, granted: dict[str, int]) -> None:
@@ -106,7 +121,7 @@ class Truth:
 
     async def epochs(self) -> dict[str, int]:
         """The last epochs of deleted sessions."""
-        found = await self._read(EPOCHS_KEY, EpochsRecord)
+        found = await self._sound(EPOCHS_KEY, EpochsRecord)
         return dict(found.last) if found is not None else {}
 
     async def put_epochs(self, last: dict[str, int]) -> None:
@@ -121,12 +136,14 @@ class Truth:
                     last = {**found, **{session: max(epoch, found.get(session, 0)) for session, epoch in last.items()}}
 
     async def networks(self) -> list[NetworkRecord]:
-        """All networks."""
-        return [record for key in await self._keys(NETWORKS_PREFIX) if (record := await self._read(key, NetworkRecord))]
+        """All networks whose records are sound."""
+        keys = await self._keys(NETWORKS_PREFIX)
+        return [record for key in keys if (record := await self._sound(key, NetworkRecord))]
 
     async def sessions(self) -> list[SessionRecord]:
-        """All sessions."""
-        return [record for key in await self._keys(SESSIONS_PREFIX) if (record := await self._read(key, SessionRecord))]
+        """All sessions whose records are sound."""
+        keys = await self._keys(SESSIONS_PREFIX)
+        return [record for key in keys if (record := await self._sound(key, SessionRecord))]
 
     async def claim(self, record: SessionRecord) -> SessionRecord:
         """Write a session's record under our term; the record as it is, should a former orchestrator have been last."""
@@ -181,6 +198,25 @@ class Truth:
         self._etags[key] = stored.etag
         return record
 
+    async def _sound(self, key: str, kind: type[R]) -> R | None:
+        """A record; None if there is none, or if it is damaged."""
+        try:
+            found = await self._read(key, kind)
+        except CorruptError as error:
+            try:
+                self._etags[key] = (await self._store.head(key)).etag
+            except NotFoundError:
+                return None
+            self.damaged[key] = error.message
+            return None
+        self.damaged.pop(key, None)
+        return found
+
+    async def _highest_term(self) -> int:
+        """The highest that any sound record tells of."""
+        granted = await self._sound(INCARNATIONS_KEY, IncarnationRecord)
+        return max([record.term for record in await self.sessions()] + [granted.term if granted else 0])
+
     async def _raw(self, key: str) -> Stored | None:
         """The stored form of a record, verified."""
         found = await self._peek(key, msgspec.Raw)
@@ -194,7 +230,13 @@ class Truth:
             self._etags[key] = await self._put(key, data)
         except ConflictError:
             await self.still_mine()
-            stored = await self._raw(key)
+            try:
+                stored = await self._raw(key)
+            except CorruptError:  # what is damaged is nobody's
+                etag = (await self._store.head(key)).etag
+                self._etags[key] = await self._store.put_if_match(key, data, etag)
+                await self.still_mine()
+                return
             if stored is None:  # a former one deleted it
                 self._etags[key] = await self._store.put_if_absent(key, data)
             else:
@@ -211,10 +253,11 @@ class Truth:
                 return await self._store.put_if_absent(key, data)
             return await self._store.put_if_match(key, data, etag)
         except ConflictError:
-            stored = await self._raw(key)
-            if stored is None or stored.data != data:
-                raise
-            return stored.etag
+            with contextlib.suppress(CorruptError):
+                stored = await self._raw(key)
+                if stored is not None and stored.data == data:
+                    return stored.etag
+            raise
 
     async def _drop(self, key: str) -> None:
         await self.still_mine()

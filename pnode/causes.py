@@ -14,6 +14,11 @@ from wire.errors import BadFileError, DCNRError
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
+def said(text: str, pnode: str) -> str:
+    """What was said on this PNode, for those who read it on another machine."""
+    return text.replace("this machine", pnode)
+
+
 def cause_of(error: BaseException) -> Cause:
     """The cause that a run fails with when an action raised `error`."""
     if not isinstance(error, Exception) or isinstance(error, MemoryError | ComputeDeadError):

@@ -3,8 +3,8 @@
 Work comes in lanes (one per session, and one for each session's inference); a lane is first in, first out, and the
 lanes take turns, so that sessions interleave fairly. Results go back to the event loop in batches: one wake-up however
 many are done. The thread says what it is doing and since when; whether that is too long, or whether it still lives at
-all, is judged from outside (`status`), so that a dead or hung thread can't look healthy. What waits in a dead thread's
-lanes, or comes later, is answered with `ComputeDeadError`.
+all, is judged from outside (`status`), so that a dead or hung thread can't look healthy. What a dead thread was doing,
+what waits in its lanes, and what comes later, is answered with `ComputeDeadError`.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class ComputeThread:
         self._results: deque[tuple[Then, Any, BaseException | None]] = deque()
         self._scheduled = False
         self._doing = ""
+        self._item: _Item | None = None
         self._since = 0.0
         self._death = ""
         self._dead = False
@@ -117,6 +118,8 @@ class ComputeThread:
                 return
             self._dead, self._death = True, how
             left = [item for items in self._lanes.values() for item in items]
+            if self._item is not None:
+                left.insert(0, self._item)
             self._lanes.clear()
         for item in left:
             self._hand_back(item.then, None, self._why())
@@ -148,7 +151,7 @@ class ComputeThread:
 
     def _do(self, item: _Item) -> None:
         self._since = self._clock()
-        self._doing = item.name
+        self._doing, self._item = item.name, item
         result: Any = None
         error: BaseException | None = None
         try:
@@ -156,10 +159,11 @@ class ComputeThread:
         except Exception as caught:
             error = caught
         except BaseException as caught:
+            self._item = None
             self._hand_back(item.then, None, caught)
             raise
         self.busy_s += self._clock() - self._since
-        self._doing = ""
+        self._doing, self._item = "", None
         self._hand_back(item.then, result, error)
 
     def _next(self) -> _Item | None:

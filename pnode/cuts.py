@@ -107,7 +107,7 @@ class CutSaver:
             except (StoreError, OSError) as error:
                 if self._hub.clock() + patience > deadline:
                     raise
-                text = error.message if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
+                text = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
                 if not self._refused:
                     self._hub.log.warning("store away", session=self._share.session, vnode=vnode, error=text)
                 since, _ = self._refused.get(vnode, (self._hub.clock(), ""))

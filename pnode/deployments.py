@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from pnode.causes import said
 from pnode.computing import Computing
 from pnode.core import State
 from pnode.deploy import deploy, explain
@@ -82,7 +83,7 @@ class Deployments:
     def beats(self, now: float) -> list[SessionBeat]:
         """What the heartbeat says about every seat."""
         return [
-            seat.session.beat(now) if seat.session is not None else _unprepared(seat, now)
+            seat.session.beat(now) if seat.session is not None else _unprepared(seat, self._hub.name, now)
             for seat in self._seats.values()
         ]
 
@@ -146,6 +147,7 @@ class Deployments:
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
             code, text, hint = explain(error)
+            text = said(text, hub.name)
             unforeseen = None if isinstance(error, DCNRError) else error
             hub.log.warning("can't prepare", session=seat.name, epoch=message.epoch, text=text, exc_info=unforeseen)
             seat.problem, seat.building, seat.fetch = text, None, None
@@ -229,7 +231,7 @@ class Deployments:
         self._hub.bus.send(to, Refused(request_id, code, text, hint))
 
 
-def _unprepared(seat: _Seat, now: float) -> SessionBeat:
+def _unprepared(seat: _Seat, pnode: str, now: float) -> SessionBeat:
     """A seat whose session is being built, or could not be."""
     if seat.building is None:
         return SessionBeat(seat.name, seat.epoch, seat.start_step, "failed", seat.problem[:1000], now - seat.since)
@@ -238,7 +240,7 @@ def _unprepared(seat: _Seat, now: float) -> SessionBeat:
         moved = seat.fetch.moved
         text, away_since = seat.fetch.trouble
         if text:
-            waiting, since, limit_s = f"store: {text}", now - away_since, seat.fetch.away_s
+            waiting, since, limit_s = f"store: {said(text, pnode)}", now - away_since, seat.fetch.away_s
     return SessionBeat(
         seat.name, seat.epoch, seat.start_step, "preparing", waiting[:1000], since, moved, limit_s=limit_s
     )

@@ -117,7 +117,7 @@ class Fetch:
             except StoreUnavailableError as error:
                 now, told = self._clock(), error
                 until = now + self.away_s if until is None else until
-                get.since, get.text = (now if get.since is None else get.since), error.message
+                get.since, get.text = (now if get.since is None else get.since), str(error)
                 if now + patience > until:
                     raise
             finally:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pnode.causes import cause_of
+from pnode.causes import cause_of, said
 from pnode.compute_thread import ComputeThread
 from pnode.core import Core, CoreError, State
 from pnode.cuts import CutSaver
@@ -202,7 +202,7 @@ class Session:
         if trouble:
             saving = self.core.uncommitted.saving
             told = f"store: cut of step {saving[0]}" if saving else "store"
-            waiting = [f"{told}: {trouble}", *(text for text in waiting if text != told)]
+            waiting = [f"{told}: {said(trouble, self.share.pnode)}", *(text for text in waiting if text != told)]
             since = max(since, now - trouble_since)
         text = "; ".join(waiting[:3]) + (f"; and {len(waiting) - 3} more" if len(waiting) > 3 else "")
         return SessionBeat(

@@ -119,7 +119,7 @@ class LocalFiles:
         return Entry(key, status.st_size, etag, status.st_mtime)
 
     def walk(self, prefix: str) -> Iterator[str]:
-        """The keys that begin with `prefix`, in any order. Raises FileNotFoundError if the store isn't here any more."""
+        """The keys that begin with `prefix`, in any order. Raises FileNotFoundError if the store is here no more."""
         if self.vanished:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         folder = prefix.rpartition("/")[0]

@@ -23,10 +23,10 @@ from storage.store import ClockError, CorruptError, NotFoundError, StoreError, S
 TRANSPORT = (HTTPClientError, BotoConnectionError, IncompleteReadError, aiohttp.ClientError, TimeoutError, OSError)
 """Whatever a broken connection is called, by the client or by the HTTP library below it."""
 
-AGAIN_CODES = {
+DIGEST_CODES = {"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"}
+AGAIN_CODES = DIGEST_CODES | {
     "SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "ConditionalRequestConflict",
-    "OperationAborted", "Throttling", "ThrottlingException", "RequestTimeoutException",
-    "BadDigest", "InvalidDigest", "IncompleteBody", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch",
+    "OperationAborted", "Throttling", "ThrottlingException", "RequestTimeoutException", "IncompleteBody",
 }  # fmt: skip
 """The server was busy, or what arrived there is not what was sent."""
 MISSING_CODES = {"NoSuchKey", "404", "NotFound", "NoSuchUpload"}
@@ -73,8 +73,13 @@ def explain(url: str, what: str, key: str, error: Exception, *, moved_bytes: int
     return StoreUnavailableError(f"{url}: {what} {key}: {error}", key=key, hint="check the store URL")
 
 
+def code_of(error: ClientError) -> str:
+    """The code of a server's refusal, "" if it gave none."""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
 def _explain_answer(url: str, what: str, key: str, error: ClientError) -> Exception:
-    code = str(error.response.get("Error", {}).get("Code", ""))
+    code = code_of(error)
     said = str(error.response.get("Error", {}).get("Message", ""))[:300]
     metadata = error.response.get("ResponseMetadata", {})
     status = int(metadata.get("HTTPStatusCode", 0))

@@ -1,7 +1,8 @@
 """Uploads in parts, for objects that are too large for one request.
 
-The object appears whole when the upload is completed. Each part is tried again by itself. An upload that fails is
-aborted; one whose process dies leaves parts that take room without being visible: `sweep` removes those.
+The object appears whole when the upload is completed. Each part is tried again by itself, also one that arrived damaged
+at a server that does not check MD5s. An upload that fails is aborted; one whose process dies leaves parts that take
+room without being visible: `sweep` removes those.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ import uuid
 from collections.abc import Awaitable, Callable
 from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storage.parallel import in_parallel
-from storage.s3_read import md5_of
+from storage.s3_errors import gave_up
+from storage.s3_read import is_md5, md5_of
 from storage.s3_retry import Retries, SentBody
 from storage.stall import Stall
 from storage.store import NotFoundError, StoreError
+
+if TYPE_CHECKING:
+    from storage.s3_write import Writer
 
 MAX_PARTS = 10_000
 PARALLEL = 4
@@ -33,14 +38,11 @@ Piece = Callable[[int, int], Awaitable[bytes]]
 class Multipart:
     """Uploads into one bucket."""
 
-    def __init__(
-        self, client: Callable[[], Awaitable[Any]], bucket: str, retry: Retries,
-        own_etag: Callable[[str, str], Awaitable[str]],
-    ) -> None:  # fmt: skip
+    def __init__(self, client: Callable[[], Awaitable[Any]], bucket: str, retry: Retries, writer: Writer) -> None:
         self._client = client
         self._bucket = bucket
         self._retry = retry
-        self._own_etag = own_etag
+        self._writer = writer
 
     async def put(self, key: str, piece: Piece, size: int, sha256: str) -> str:
         """Upload `size` bytes that `piece` gives; the etag."""
@@ -80,8 +82,13 @@ class Multipart:
                 sent: Awaitable[Any] = client.upload_part(PartNumber=number, Body=body, ContentMD5=md5, **where)
                 return sent
 
-            answer = await self._retry(f"upload part {number} of", key, attempt)
-            return {"PartNumber": number, "ETag": answer["ETag"]}
+            what = f"upload part {number} of"
+            for tries in range(1, self._retry.limits.attempts + 1):
+                answer = await self._retry(what, key, attempt)
+                if is_md5(answer["ETag"], data) or await self._writer.checks_md5(key):
+                    return {"PartNumber": number, "ETag": answer["ETag"]}
+                await asyncio.sleep(self._retry.limits.wait_s(tries))
+            raise gave_up(self._retry.url, what, key, "other bytes are stored than were sent, each time", tries)
 
         return await in_parallel(send, range(1, -(-size // step) + 1), PARALLEL)
 
@@ -95,7 +102,7 @@ class Multipart:
                 stall_s=self._retry.limits.complete_s,
             )  # fmt: skip
         except NotFoundError:
-            if etag := await self._own_etag(key, writer):
+            if etag := await self._writer.own_etag(key, writer):
                 return etag
             raise
         return str(answer["ETag"])

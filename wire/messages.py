@@ -491,6 +491,7 @@ class ClusterInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: str
     started: float  # wall clock, for display only
     pid: int
+    damaged: list[str] = []  # what it found damaged in the store when it took over, and what became of it
 
 
 class PNodeInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

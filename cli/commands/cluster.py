@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from cli.reviving import Done
     from cli.terminal import Terminal
 
+AdvertiseOption = Annotated[
+    list[str] | None, typer.Option(metavar="ADDRESS", help="Where others reach it, if not at the bound address.")
+]
+JOIN_TIMEOUT_S = 120.0
+"""A PNode imports torch and measures itself first; on a busy machine that takes its time."""
+
 
 def up(
     pnodes: Annotated[
@@ -96,7 +102,7 @@ async def _incarnations(cluster: Cluster, terminal: Terminal) -> dict[str, int]:
 
 
 async def wait_until_joined(
-    cluster: Cluster, terminal: Terminal, timeout_s: float = 60.0, after: Mapping[str, int] | None = None
+    cluster: Cluster, terminal: Terminal, timeout_s: float = JOIN_TIMEOUT_S, after: Mapping[str, int] | None = None
 ) -> None:
     """Wait until all PNodes of a local cluster are members, those in `after` under a later incarnation.
 
@@ -180,11 +186,15 @@ def down(
 
 def orchestrator(
     bind: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "tcp://127.0.0.1:7700",
+    advertise: AdvertiseOption = None,
     store: Annotated[str, typer.Option(metavar="URL", help="Where checkpoints go; default: store in the home.")] = "",
     lease: Annotated[
         float,
         typer.Option("--lease", metavar="SECONDS", help="A PNode without a sign of life for so long is suspected."),
     ] = 10.0,
+    recover_limit: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long a session waits for room after a loss.")
+    ] = 3600.0,
     home: HomeOption = None,
 ) -> None:
     """Run an orchestrator here, in the foreground."""
@@ -195,7 +205,7 @@ def orchestrator(
     folder = home_folder(home)
     address = parse_address(bind) if not bind.endswith(":0") else bind
     arguments = ["--bind", address, "--store", store_url(store or str(folder / "store")), "--home", str(folder)]
-    arguments += ["--lease", f"{lease:g}"]
+    arguments += ["--lease", f"{lease:g}", "--recover-limit", f"{recover_limit:g}", *_advertised(advertise)]
     raise typer.Exit(_daemon(run_orchestrator, arguments))
 
 
@@ -203,18 +213,30 @@ def pnode(
     name: Annotated[str, typer.Option(help="This PNode's id in the cluster; default: the host's name.")] = "",
     orchestrator: OrchestratorOption = None,
     bind: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; port 0: any.")] = "tcp://127.0.0.1:0",
-    advertise: Annotated[
-        list[str] | None, typer.Option(metavar="ADDRESS", help="Where others reach it, if not at the bound address.")
-    ] = None,
+    advertise: AdvertiseOption = None,
     device: Annotated[list[str] | None, typer.Option(help="cpu, cuda or cuda:1; repeatable. [default: cpu]")] = None,
     threads: Annotated[int, typer.Option(min=0, help="Threads to compute with; 0: all cores.")] = 0,
+    store: Annotated[
+        str, typer.Option(metavar="URL", help="Reach the store here, if not where the orchestrator does.")
+    ] = "",
+    wait_limit: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long a run waits for a peer or the store.")
+    ] = 900.0,
+    compute_limit: Annotated[float, typer.Option(metavar="SECONDS", help="How long one action may compute.")] = 900.0,
+    away_limit: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long a run waits while store or orchestrator is away.")
+    ] = 86_400.0,
+    cut_memory: Annotated[
+        float, typer.Option(metavar="MIB", help="Memory of a run for checkpoints that are not stored yet.")
+    ] = 1024.0,
+    metrics_port: Annotated[int, typer.Option(metavar="PORT", help="Prometheus metrics; 0: none.")] = 0,
     home: HomeOption = None,
 ) -> None:
     """Run a PNode here, in the foreground."""
     import re
     import socket
 
-    from cli.cluster import available_cores
+    from cli.cluster import available_cores, store_url
     from cli.context import home_folder, orchestrator_address
     from pnode.main import run as run_pnode
 
@@ -222,9 +244,17 @@ def pnode(
     name = name or re.sub(r"[^a-z0-9_-]+", "-", socket.gethostname().split(".")[0].lower()).strip("-") or "pnode"
     arguments = ["--name", name, "--orchestrator", orchestrator_address(orchestrator, folder), "--bind", bind]
     arguments += ["--threads", str(threads or available_cores()), "--home", str(folder / name)]
-    arguments += [part for address in advertise or () for part in ("--advertise", address)]
+    arguments += _advertised(advertise)
+    arguments += ["--store", store_url(store)] if store else []
+    limits = {"--wait-limit": wait_limit, "--compute-limit": compute_limit, "--away-limit": away_limit}
+    for option, value in {**limits, "--cut-memory": cut_memory, "--metrics-port": metrics_port}.items():
+        arguments += [option, f"{value:g}"]
     arguments += [part for one in device or ("cpu",) for part in ("--device", one)]
     raise typer.Exit(_daemon(run_pnode, arguments))
+
+
+def _advertised(addresses: list[str] | None) -> list[str]:
+    return [part for address in addresses or () for part in ("--advertise", address)]
 
 
 def _daemon(serve: Callable[[list[str]], int], arguments: list[str]) -> int:

@@ -239,8 +239,8 @@ def logs(
 
     from cli.client import Client
     from cli.eventstream import EventStream
-    from cli.following import GIVE_UP_S
     from cli.running import run
+    from cli.runstate import GIVE_UP_S
     from cli.terminal import Terminal
     from wire.errors import UnreachableError
 

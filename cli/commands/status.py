@@ -41,11 +41,14 @@ def _show_status(terminal: Terminal, info: ClusterInfo, pnodes: list[PNodeInfo],
     import time
 
     from cli.units import duration
+    from cli.waits import readable
 
     terminal.line(
         f"cluster {info.cluster}  term {info.term}  up {duration(max(0.0, time.time() - info.started))}  "
         f"pid {info.pid}  store {info.store}"
     )
+    for sentence in info.damaged:
+        terminal.line(f"damaged: {sentence}", style="yellow")
     show_pnodes(terminal, pnodes)
     if not pnodes:
         terminal.next("dcnr pnode --orchestrator ADDRESS --name p1")
@@ -60,8 +63,14 @@ def _show_status(terminal: Terminal, info: ClusterInfo, pnodes: list[PNodeInfo],
         if session.state == "recovering":
             for sentence in recovery(session):
                 terminal.line(f"{session.session} {sentence}", style="yellow")
-        for sentence in session.waiting:
-            terminal.line(f"{session.session} waits: {sentence}", style="yellow")
+        for sentence in readable(session.waiting):
+            waits = ": " if " waits for " in sentence else " waits for "
+            terminal.line(f"{session.session}{waits}{sentence}", style="yellow")
+    idle = [node.pnode for node in pnodes if node.state == "alive" and not node.health and not node.vnodes]
+    running = [session.session for session in sessions if session.state == "running"]
+    if idle and running:
+        terminal.line(f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no VNodes", style="dim")
+        terminal.next(*(f"dcnr rebalance {name}" for name in running[:3]))
 
 
 def unwell(node: PNodeInfo) -> str:

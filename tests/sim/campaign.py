@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.sim.coverage import coverage
+from tests.sim.coverage import NO_FAULT_LEADS_THERE, coverage
 from tests.sim.pool import HANG_S, Pool, ranges
 from tests.sim.results import PRODUCT, StateFile, Totals, code_digest
 
@@ -77,7 +77,7 @@ class Campaign:
                 {
                     "machine": found.machine, "states": [found.states_seen, found.states],
                     "transitions": [found.transitions_seen, found.transitions], "never": list(found.never),
-                    "strange": list(found.strange),
+                    "barred": list(found.barred), "strange": list(found.strange),
                 }
                 for found in coverage(self.totals.visited)
             ],
@@ -105,6 +105,10 @@ class Campaign:
                 + (f"; never: {', '.join(part.never)}" if part.never else "")
                 + (f"; not in its table: {', '.join(part.strange)}" if part.strange else "")
             )
+            found += [
+                f"            no fault leads to {move}: {NO_FAULT_LEADS_THERE[f'{part.machine} {move}']}"
+                for move in part.barred
+            ]
         found.append(f"breaches    {totals.breached} runs of {totals.runs}")
         for breach in totals.breaches[:SHOWN]:
             found.append(breach_line(breach["seed"], breach))

@@ -24,7 +24,10 @@ REPLACED = (
 )  # fmt: skip
 """Beginnings of the names of files that no run loads: the world has its own network, store and clock instead."""
 
-APART = ("planted", "broken.py", "handmade.py", "fake_worker.py", "campaign.py", "shrink.py", "pool.py")
+APART = (
+    "planted", "broken.py", "handmade.py", "fake_worker.py", "campaign.py", "shrink.py", "pool.py", "coverage.py",
+    "results.py", "__main__.py",
+)  # fmt: skip
 """Files of the simulator that change no run."""
 
 KEPT_BREACHES = 50

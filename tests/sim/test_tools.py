@@ -12,7 +12,7 @@ import pytest
 
 from tests.sim import campaign
 from tests.sim.campaign import Campaign, bound, verdict
-from tests.sim.coverage import coverage, tables
+from tests.sim.coverage import NO_FAULT_LEADS_THERE, coverage, tables
 from tests.sim.planted.edit import Edit, MovedError, planted
 from tests.sim.pool import Pool, ranges
 from tests.sim.results import APART, PRODUCT, ROOT, StateFile, Totals, code_digest, code_files
@@ -171,7 +171,9 @@ def test_coverage_names_what_never_happened() -> None:
 
 
 def test_the_products_tables_are_found() -> None:
-    """Each state machine that the world observes has one."""
+    """Each state machine that the world observes has one, and each transition that is barred is in it."""
+    barred = {move for found in coverage(set()) for move in found.barred}
+    assert {text.partition(" ")[2] for text in NO_FAULT_LEADS_THERE} == barred
     assert set(tables()) == {"session", "stage", "member", "core"}
     assert all(len(table) >= 4 for table in tables().values())
 

@@ -9,10 +9,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "cases.md").read_text(encoding="utf-8")
 CASES = [
+    "B01",
+    "B03",
     "B05",
     "B07",
     "B09",
     "B10",
+    "B18",
+    "B26",
+    "B28",
+    "B31",
     "B33",
     "B35",
     "B50",

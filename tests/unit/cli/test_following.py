@@ -155,7 +155,7 @@ async def test_an_orchestrator_that_is_away_is_shown(monkeypatch: pytest.MonkeyP
 
     script = Slow(watched("running", 2), watched("running", 3), watched("finished", 10))
     text, last = await run(script)
-    assert text.splitlines()[0] == "gpt-1  orchestrator away for 0 s; training goes on without it"
+    assert text.splitlines()[0] == "gpt-1  orchestrator away for 0 s (at most 15 min); training goes on without it"
     assert last.state == "finished"
 
 

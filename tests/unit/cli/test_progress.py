@@ -121,17 +121,26 @@ def test_a_run_shows_where_it_runs_and_leaves_the_reasons_to_the_log() -> None:
 @pytest.mark.parametrize(
     ("state", "waiting", "shown"),
     [
-        ("running", ["p2: start, for 3 s"], "no progress for 9 s, waiting for p2: start, for 3 s"),
+        ("running", ["p2: start, for 3 s"], ["no progress for 9 s, waiting for p2: start, for 3 s"]),
         (
             "running",
             ["p1 waits for p2: activation, for 3 s"],
-            "no progress for 9 s: p1 waits for p2: activation, for 3 s",
+            ["no progress for 9 s: p1 waits for p2: activation, for 3 s"],
         ),
-        ("running", [], "no progress for 9 s: running; nobody is overdue yet"),
-        ("failed", ["p2: start"], ""),
+        (
+            "running",
+            ["store: commit of step 5, for 3 s", "p1 waits for p2: activation, for 3 s"],
+            [
+                "no progress for 9 s:",
+                "waiting for store: commit of step 5, for 3 s",
+                "p1 waits for p2: activation, for 3 s",
+            ],
+        ),
+        ("running", [], ["no progress for 9 s: running; nobody is overdue yet"]),
+        ("failed", ["p2: start"], []),
     ],
 )
-def test_why_nothing_moves_reads_as_a_sentence(state: str, waiting: list[str], shown: str) -> None:
+def test_why_nothing_moves_reads_as_a_sentence(state: str, waiting: list[str], shown: list[str]) -> None:
     run = RunState("gpt-1", 10, state=state, waiting=waiting)
     run.moved -= 9
     assert run.stall() == shown
@@ -141,17 +150,33 @@ def test_a_silent_orchestrator_is_said_to_be_silent() -> None:
     run = RunState("gpt-1", 10, state="running")
     run.moved -= 9
     run.heard = run.moved
-    assert run.stall() == "orchestrator away for 9 s; training goes on without it"
+    assert run.stall() == ["orchestrator away for 9 s (at most 15 min); training goes on without it"]
     run.state = "recovering"
-    assert run.stall() == "orchestrator away for 9 s"
+    assert run.stall() == ["orchestrator away for 9 s (at most 15 min)"]
 
 
 def test_a_recovery_says_why_and_who_is_waited_for() -> None:
-    run = RunState("gpt-1", 10, state="recovering", cause="PNode p2 is lost: no sign of life for 15 s")
+    cause = "PNode p2 is lost: no sign of life for 15 s (its last report was 16 s ago): its process ended"
+    run = RunState("gpt-1", 10, state="recovering", cause=cause)
     run.waiting = ["p1: prepare its VNodes, for 2 s (at most 180 s)"]
+    assert run.stall() == [], "the change of state was told just now"
     run.changed -= 4
-    assert run.stall().split("; ") == [
-        "recovering for 4 s",
-        "PNode p2 is lost: no sign of life for 15 s",
-        "p1: prepare its VNodes, for 2 s (at most 180 s)",
+    assert run.stall() == [
+        "recovering for 4 s: PNode p2 is lost: no sign of life for 15 s",
+        "waiting for p1: prepare its VNodes, for 2 s (at most 180 s)",
+    ]
+
+
+def test_somebody_else_is_named_soon_but_not_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    out, terminal = shown()
+    lines, state = PlainView(terminal, 5.0), RunState("gpt-1", 100, state="running", waiting=["p2: hold, for 4 s"])
+    for now in (104.0, 105.0, 106.5):  # noqa: B007
+        lines.idle(state)
+    assert len(out.getvalue().splitlines()) == 1
+    state.waiting = ["store: commit of step 7, for 1 s"]
+    lines.idle(state)
+    assert out.getvalue().splitlines()[1:] == [
+        "gpt-1  no progress for 6 s, waiting for store: commit of step 7, for 1 s"
     ]

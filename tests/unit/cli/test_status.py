@@ -37,7 +37,7 @@ def test_a_recovery_says_its_cause_and_what_is_made_again() -> None:
     assert "gpt-1 recovers: PNode p2 is lost\n" in text
     assert "from step 5" in text
     assert "steps 6 to 7 will be made again" in text
-    assert f"gpt-1 waits: {waits[0]}" in text
+    assert "gpt-1 waits for PNodes: room for 2 VNodes, for 4 s (at most 1 h)\n" in text
     row = next(line.split() for line in text.splitlines() if line.startswith("gpt-1  "))
     assert row == ["gpt-1", "recovering", "2", "7/10", "5", "1", "p1"]
 
@@ -48,3 +48,11 @@ def test_sessions_at_rest_are_left_out_unless_deployed() -> None:
 
     assert states(shown(session("finished", 10, deployed=False))) == []
     assert states(shown(session("finished", 10))) == ["finished"]
+
+
+def test_a_pnode_without_vnodes_is_an_offer() -> None:
+    idle = PNodeInfo(**{**{f: getattr(pnode("p4"), f) for f in PNodeInfo.__struct_fields__}, "vnodes": 0})
+    text = shown(session("running", 3), pnodes=[pnode("p1"), idle])
+    assert "p4 has no VNodes\nnext: dcnr rebalance gpt-1\n" in text
+    assert "no VNodes" not in shown(session("finished", 10), pnodes=[pnode("p1"), idle])
+    assert "no VNodes" not in shown(session("running", 3))

@@ -106,7 +106,7 @@ def test_equals_brute_force_on_240_random_cases(block: int) -> None:
         assert bound <= expected[0] * (1 + 1e-9), seed
         result = plan(work, machines, pnodes=exactly)
         rival = round_robin(work, machines, exactly)
-        if wire_bytes(rival, work) < expected[1]:
+        if wire_bytes(rival, work) < expected[1] and (not exactly or len(set(rival.values())) == exactly):
             assert wire_bytes(result.placement, work) <= wire_bytes(rival, work)
             continue
         assert result.exact, seed

@@ -94,7 +94,7 @@ async def test_whoever_waits_for_a_dead_thread_is_told(compute: ComputeThread) -
     await asyncio.sleep(0)
     gate.set()
     _, first = await answers[0]
-    assert isinstance(first, SystemExit)
+    assert isinstance(first, SystemExit), "it is told what ended it, once"
     for answer in [*answers[1:], asyncio.ensure_future(outcome(compute, "c", print))]:
         value, error = await answer
         assert value is None
@@ -110,7 +110,8 @@ async def test_a_thread_that_was_taken_away_is_dead() -> None:
     compute.start()
     await outcome(compute, "b", print)
     leave = ctypes.CDLL(None).pthread_exit
-    compute.submit("a", "F0 of step 1", lambda: leave(0), lambda value, error: None)
+    lost: list[BaseException | None] = []
+    compute.submit("a", "F0 of step 1", lambda: leave(0), lambda value, error: lost.append(error))
     queued = asyncio.ensure_future(outcome(compute, "a", print))
     for _ in range(200):
         if compute.status().state == "dead":
@@ -119,6 +120,7 @@ async def test_a_thread_that_was_taken_away_is_dead() -> None:
     assert compute.status() == ComputeStatus("dead", 0.0, "F0 of step 1 was being done")
     _, error = await queued
     assert isinstance(error, ComputeDeadError)
+    assert [type(each) for each in lost] == [ComputeDeadError], "and so is who waits for what was being done"
 
 
 async def test_a_thread_that_can_not_begin_is_dead() -> None:

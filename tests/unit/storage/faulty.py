@@ -20,7 +20,8 @@ class Crash(BaseException):
 class FaultyStore:
     """Passes calls on to `inner` until call number `fail_at` (1 is the first; 0: never).
 
-    mode "before": that call does nothing; "after": it is carried out but its answer is lost. `crash`: the process dies
+    mode "before": that call does nothing; "after": it is carried out but its answer is lost; of a list or a stream the
+    first item still comes. `crash`: the process dies
     there (every later call dies too); otherwise StoreUnavailableError, once or, with `lasting`, from there on.
     `struck` says whether the fault happened.
     """
@@ -41,17 +42,35 @@ class FaultyStore:
     def url(self) -> str:
         return self.inner.url
 
-    async def _call(self, name: str, key: str, work: Callable[[], Awaitable[T]]) -> T:
+    def _begin(self, name: str, key: str) -> bool:
+        """Count a call; whether it is to fail once it was carried out."""
         if self.struck and (self.crash or self.lasting):
             raise self._fault(name)
         self.calls += 1
         self.log.append(f"{name} {key}")
         if self.calls != self.fail_at:
-            return await work()
+            return False
         self.struck = True
-        if self.mode == "after":
-            await work()
-        raise self._fault(name)
+        if self.mode == "before":
+            raise self._fault(name)
+        return True
+
+    async def _call(self, name: str, key: str, work: Callable[[], Awaitable[T]]) -> T:
+        fails = self._begin(name, key)
+        result = await work()
+        if fails:
+            raise self._fault(name)
+        return result
+
+    async def _items(self, name: str, key: str, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+        fails = self._begin(name, key)
+        async with aclosing(items) as every:
+            async for item in every:
+                yield item
+                if fails:
+                    raise self._fault(name)
+        if fails:
+            raise self._fault(name)
 
     def _fault(self, name: str) -> BaseException:
         return Crash(name) if self.crash else StoreUnavailableError(f"planted failure in {name}")
@@ -63,8 +82,7 @@ class FaultyStore:
         return await self._call("get", key, lambda: self.inner.get(key, sha256=sha256, max_bytes=max_bytes))
 
     async def get_stream(self, key: str, *, sha256: str | None = None) -> AsyncGenerator[bytes, None]:
-        await self._call("get_stream", key, _nothing)
-        async with aclosing(self.inner.get_stream(key, sha256=sha256)) as chunks:
+        async with aclosing(self._items("get_stream", key, self.inner.get_stream(key, sha256=sha256))) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -87,8 +105,7 @@ class FaultyStore:
         return await self._call("head", key, lambda: self.inner.head(key))
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
-        await self._call("list", prefix, _nothing)
-        async with aclosing(self.inner.list(prefix)) as entries:
+        async with aclosing(self._items("list", prefix, self.inner.list(prefix))) as entries:
             async for entry in entries:
                 yield entry
 
@@ -97,7 +114,3 @@ class FaultyStore:
 
     async def close(self) -> None:
         await self.inner.close()
-
-
-async def _nothing() -> None:
-    return None

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.records import NetworkRecord, SessionRecord, session_key
+from orchestrator.sweep import leftovers
 from orchestrator.truth import Truth
 from storage import Blobs, NotFoundError, Store
 from storage.checkpoints import DataPosition, Head, Manifest, commit, read_head, save_part_bytes
@@ -243,6 +245,34 @@ async def _deleted(store: Store) -> None:
     assert await keys_of(store) == []
 
 
+async def _store_full_of_garbage(store: Store) -> None:
+    """A session with litter, what is left of a removed one, and a blob that nobody names."""
+    await _five_steps_and_litter(store)
+    removed = session_prefix("net", "removed-1")
+    for step in (1, 2):
+        await save_part_bytes(store, removed, "tok", state_of("tok", step))
+    await _two_blobs(store)
+
+
+async def _sweep(store: Store) -> None:
+    """As `dcnr gc`: the litter of sessions, then what is left of removed ones, then blobs."""
+    await collect(store, PREFIX, dry_run=False)
+    await leftovers(store, "", {SESSION}, dry_run=False)
+    await _collect_blobs(store)
+
+
+async def _needed(store: Store) -> int | None:
+    """The step to resume from; the blob that is named is there."""
+    await _named_blob(store)
+    return await load(store)
+
+
+async def _swept(store: Store) -> None:
+    await _collected(store)
+    await _one_blob(store)
+    assert await keys_of(store, "networks/") == await keys_of(store)
+
+
 async def _two_blobs(store: Store) -> None:
     await Blobs(store).put(NETWORK)
     await Blobs(store).put(b"nobody names it")
@@ -269,6 +299,7 @@ OPERATIONS = {
     "resume verified": Operation(_five_steps_and_litter, _resume_verified, load, 40, 40, _nothing),
     "prune": Operation(_five_steps_and_litter, _prune, load, 40, 40, _pruned),
     "collect": Operation(_five_steps_and_litter, _collect, load, 40, 40, _collected),
+    "gc": Operation(_store_full_of_garbage, _sweep, _needed, 40, 40, _swept),
     "register a network": Operation(_nothing, _register, _registered, "none", "whole", _nothing),
     "advance a record": Operation(_session, _advance, _record, "running 1", "paused 2", _nothing),
     "delete a session": Operation(_session, _delete, _there, "whole", "gone", _deleted),
@@ -276,6 +307,18 @@ OPERATIONS = {
         _two_blobs, _collect_blobs, _named_blob, "named one is there", "named one is there", _one_blob
     ),
 }
+
+
+TRIED: Counter[str] = Counter()
+"""By operation, how many of its calls were made to fail, or its process killed there, in this run of the tests."""
+
+
+def show_tried(write: Callable[[str], None]) -> None:
+    """One line of it, once."""
+    if TRIED:
+        each = ", ".join(f"{name} {count:,}" for name, count in TRIED.most_common())
+        write(f"places of storage operations at which they were made to fail: {TRIED.total():,} ({each})")
+    TRIED.clear()
 
 
 async def judge(operation: Operation, store: Store, *, done: bool) -> object:
@@ -293,7 +336,7 @@ async def finish(operation: Operation, store: Store) -> None:
     await operation.run(store)
     assert await operation.found(store) == operation.new
     await operation.clean(store)
-    if operation.found is load:
+    if operation.found in (load, _needed):
         step = 60
         await save(store, step)
         assert await load(store) == step

@@ -22,6 +22,7 @@ from tests.unit.storage.faulty import Crash, FaultyStore
 from tests.unit.storage.operations import (
     OPERATIONS,
     PREFIX,
+    TRIED,
     VNODES,
     finish,
     judge,
@@ -69,12 +70,14 @@ async def test_the_n_th_call_fails_for_every_n(memory: Path, name: str, fault: s
             done = True
         except (Crash, StoreUnavailableError):
             assert faulty.struck
+        TRIED[name] += faulty.struck
         found.add(await judge(operation, inner, done=done))
         await finish(operation, inner)
         assert list((root / ".dcnr/temporary").iterdir()) == []
         shutil.rmtree(root)
         if not faulty.struck:
             break
+    print(f"{name}, {fault}: each of {number - 1} calls")
     assert number > 2, "no call was made to fail"
     assert operation.new in found
     if "lost" not in fault and "after" not in fault:

@@ -67,7 +67,7 @@ class RunState:
     moved: float = field(default_factory=lambda: time.monotonic())
     changed: float = field(default_factory=lambda: time.monotonic())  # when `state` last became another
     heard: float | None = None  # when the orchestrator last answered; None: there is none
-    give_up_s: float = GIVE_UP_S  # for how long it may not answer
+    give_up_s: float = field(default_factory=lambda: GIVE_UP_S)  # for how long it may not answer
 
     def adopt(self, session: SessionInfo) -> None:
         """The session as the orchestrator knows it now; steps are told by events."""

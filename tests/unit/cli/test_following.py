@@ -89,7 +89,7 @@ async def test_cancelling_writes_the_last_state() -> None:
 
 
 async def test_an_orchestrator_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "GIVE_UP_S", -1.0)
+    monkeypatch.setattr(runstate, "GIVE_UP_S", -1.0)
     with pytest.raises(UnreachableError, match="the run may go on without it") as caught:
         await run(Script(UnreachableError("no answer")))
     assert caught.value.hint == "dcnr attach gpt-1, once it is back"

@@ -210,8 +210,9 @@ class Committer:
             try:
                 self.head = await commit(self._store, self.prefix, replace(manifest, parent=parent), self.head)
             except ConflictError:
-                await still_mine()
-                self.head = await read_head(self._store, self.prefix)
+                head = await read_head(self._store, self.prefix)
+                await still_mine()  # after the read: the head is then no later orchestrator's
+                self.head = head
                 self._reached = self.head.step if self.head is not None else 0
             else:
                 self._reached, self.environment = manifest.step, list(manifest.environment)

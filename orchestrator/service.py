@@ -190,6 +190,7 @@ class Service:
             granted[pnode] = max(incarnation, granted.get(pnode, 0))
         self.membership = Membership(lease_s=self.membership.lease_s, granted=granted)
         networks, sessions = await self.truth.networks(), await self.truth.sessions()
+        await self.truth.still_mine()  # after the reads: nothing of it is then a later orchestrator's
         networks, sessions = await self.damage.mend(self.store, self.truth, self.registry, networks, sessions)
         sessions = await in_parallel(self._take_over, sessions, AT_ONCE)
         for text in self.damage.told:

@@ -229,14 +229,15 @@ class Truth:
         try:
             self._etags[key] = await self._put(key, data)
         except ConflictError:
-            await self.still_mine()
             try:
                 stored = await self._raw(key)
             except CorruptError:  # what is damaged is nobody's
                 etag = (await self._store.head(key)).etag
+                await self.still_mine()
                 self._etags[key] = await self._store.put_if_match(key, data, etag)
                 await self.still_mine()
                 return
+            await self.still_mine()  # after the read: what was read is then no later orchestrator's
             if stored is None:  # a former one deleted it
                 self._etags[key] = await self._store.put_if_absent(key, data)
             else:

@@ -392,7 +392,11 @@ class Cluster:
         self.service = Service(
             bus, store, self.folder / "home", logger, lease_s=self.lease_s, version="test", clock=self.clock
         )
-        await self.service.open()
+        try:
+            await self.service.open()
+        except BaseException:
+            await bus.close()
+            raise
         self.address = self.service.bus.me.addresses[0]
         self._run = asyncio.ensure_future(self.service.run())
         self.client = Client(self.address)

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from orchestrator import events
+from orchestrator.records import SessionRecord, session_key
 from orchestrator.truth import SupersededError, Truth
 from storage.local import LocalStore
+from storage.sealed import read_sealed
 from tests.integration.orchestrator.cluster import PEERS, Cluster, cluster, undisturbed
 from wire import messages
 from wire.ids import new_request_id
@@ -240,6 +242,31 @@ async def test_a_newer_orchestrator_is_found_out_by_the_next_write(tmp_path: Pat
             await asyncio.wait_for(asyncio.shield(here._run), 10)
         here._run = None
         assert not any(peer.deployments for peer in PEERS.values())
+
+
+async def test_one_that_is_overtaken_while_it_begins_writes_over_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads what the newer one has written already: that this fits its conditional writes is no leave to write."""
+    async with cluster(tmp_path) as here:
+        await here.network()
+        await here.create(start=False)
+        address = here.address
+        await here.kill()
+        sessions = Truth.sessions
+
+        async def overtaken(truth: Truth) -> list[SessionRecord]:
+            monkeypatch.undo()
+            newer = Truth(here.store)
+            await newer.raise_term(PeerRef("orchestrator", 9, ["tcp://elsewhere:7700"]))
+            await newer.claim((await newer.sessions())[0])
+            return await sessions(truth)
+
+        monkeypatch.setattr(Truth, "sessions", overtaken)
+        with pytest.raises(SupersededError, match="superseded by term 3 at tcp://elsewhere:7700"):
+            await here.up(bind=address)
+        record, _ = await read_sealed(here.store, session_key("toy-1"), SessionRecord)
+        assert record.term == 3
 
 
 class Clock:

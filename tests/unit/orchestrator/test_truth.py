@@ -12,7 +12,7 @@ from orchestrator.records import NetworkRecord, SessionRecord, network_key, sess
 from orchestrator.truth import OvertakenError, SupersededError, Truth, sealed_session
 from storage.local import LocalStore
 from storage.sealed import unseal
-from storage.store import ConflictError, StoreUnavailableError
+from storage.store import ConflictError, Stored, StoreUnavailableError
 from storage.terms import read_term
 from tests.unit.orchestrator.story import make_record
 from tests.unit.storage.faulty import FaultyStore
@@ -139,6 +139,25 @@ async def test_a_last_write_of_a_former_orchestrator_does_not_end_the_new_one(tm
         await second.put_session("gpt-1", mine)
     assert unseal(caught.value.data, SessionRecord, key=session_key("gpt-1")).epoch == 2
     await second.put_session("gpt-1", mine)
+
+
+async def test_what_a_later_orchestrator_wrote_is_never_taken_for_a_former_ones(tmp_path: Path) -> None:
+    """It takes over between our lost write and our look at what was written: it is looked at the term after that."""
+    first, second = await two(tmp_path)
+    await second.sessions()
+    await too_late(first.put_session("gpt-1", sealed_session(make_record(epoch=2, term=1))))
+    third, read, looks = Truth(LocalStore(tmp_path)), second._raw, iter(range(2))
+
+    async def overtaken(key: str) -> Stored | None:
+        if next(looks) == 1:  # the first one is whether the write was our own
+            await third.raise_term()
+            await third.claim((await third.sessions())[0])
+        return await read(key)
+
+    second._raw = overtaken  # type: ignore[method-assign]
+    with pytest.raises(SupersededError, match="superseded by term 3"):
+        await second.put_session("gpt-1", sealed_session(make_record(epoch=2, term=2)))
+    assert (await third.sessions())[0].term == 3
 
 
 async def test_a_write_is_done_only_if_the_term_is_ours_after_it(tmp_path: Path) -> None:

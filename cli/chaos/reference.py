@@ -26,22 +26,33 @@ class Undisturbed:
 
 
 def undisturbed(
-    prepared: Prepared, steps: int, *, threads: int, moved: Callable[[int], None] = lambda step: None
+    prepared: Prepared,
+    steps: int,
+    *,
+    threads: int,
+    moved: Callable[[int], None] = lambda step: None,
+    each: bool = False,
 ) -> Undisturbed:
-    """Train `steps` steps in this process. Blocks. Raises `pnode.reference.NotFinite`."""
+    """Train `steps` steps in this process; the hash of the last, or of each. Blocks.
+
+    Raises `pnode.reference.NotFinite`.
+    """
+    import torch
+
     from cli.local import batches
-    from pnode.reference import Step, train
+    from pnode.reference import Reference
     from pnode.waiting import sleep_while_waiting
 
     sleep_while_waiting()
+    torch.set_num_threads(threads)
     found = Undisturbed()
-
-    def on_step(done: Step) -> None:
+    reference = Reference(prepared.network, batches(prepared))
+    for step in range(steps):
+        done = reference.step(step)
         found.losses.append(done.loss)
+        if each or done.step == steps:
+            found.hashes[done.step] = state_hash(prepared, reference, done.step)
         moved(done.step)
-
-    trained = train(prepared.network, batches(prepared), steps=steps, threads=threads, on_step=on_step)
-    found.hashes[steps] = state_hash(prepared, trained, steps)
     return found
 
 

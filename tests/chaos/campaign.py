@@ -1,7 +1,8 @@
 """Many runs, many faults in each, until every kind has come as often as asked for; goes on where it was stopped.
 
-The state file holds what was done: it is written after each run, and a run that fails is kept with its seed and its
-logs. Faults count only when they hit something, and only in runs that ended as the undisturbed one.
+A run is held when all was done to it, and compared with the undisturbed run after as many steps. The state file holds
+what was done: it is written after each run, and a run that fails is kept with its seed and its logs. Faults count only
+when they hit something, and only in runs that ended as the undisturbed one.
 """
 
 from __future__ import annotations
@@ -182,12 +183,12 @@ class Campaign:
             chosen = {Kind.CLI: 1.0}
         run = {
             "run": number, "network": net.name, "store": "seaweed" if remote else "local", "seed": seed,
-            "lease_s": wanted.lease_s, "forks": wanted.forks, "steps": len(expected.losses),
+            "lease_s": wanted.lease_s, "forks": wanted.forks,
             "odds": {str(kind): weight for kind, weight in chosen.items()},
         }  # fmt: skip
         began = time.monotonic()
         story: list[str] = []
-        rules = Rules(faults=wanted.faults, stuck_s=max(120.0, 20 * wanted.lease_s))
+        rules = Rules(faults=wanted.faults, stuck_s=max(120.0, 20 * wanted.lease_s), pause_at_end=True)
         with contextlib.ExitStack() as stack:
             store, disk = "", None
             if remote:
@@ -209,6 +210,7 @@ class Campaign:
         if survived is not None:
             outcome = survived.outcome
             run |= {"faults": dict(outcome.counts()), "epochs": outcome.epochs, "redone": outcome.redone}
+            run |= {"state": outcome.state, "steps": outcome.step}
             run |= {"hash": outcome.final_hash, "missing": outcome.missing, "flipped": outcome.flipped}
             run["wounds"] = [recorded(wound) for wound in outcome.wounds]
         if problems or survived is None:
@@ -226,22 +228,24 @@ class Campaign:
         return not problems
 
     def _problems(self, survived: Survived, expected: Undisturbed) -> list[str]:
-        steps = len(expected.losses)
-        problems = survived.sight.compare(expected.losses, expected.hashes[steps], steps)
-        return problems + [text for text in survived.outcome.breaches if text not in problems]
+        outcome = survived.outcome
+        problems = survived.sight.compare(expected.losses, expected.hashes.get(outcome.step, "none"), outcome.step)
+        if outcome.state not in ("paused", "finished") or outcome.step < survived.sight.highest:
+            problems.append(f"{outcome.state} at step {outcome.step}, but step {survived.sight.highest} was made")
+        return problems + [text for text in outcome.breaches if text not in problems]
 
 
 def kept(prepared: Prepared, folder: Path) -> Undisturbed:
     """The undisturbed run, computed unless it is in the folder already."""
     steps = prepared.network.recipe.steps
     name = digest_of(prepared.network.to_bytes() + prepared.packed.digest.encode() + torch_build().encode())
-    path = folder / f"{name}-{steps}.json"
+    path = folder / f"{name}-each-{steps}.json"
     if path.exists():
         raw = json.loads(path.read_text())
-        return Undisturbed(raw["losses"], {steps: raw["hash"]})
+        return Undisturbed(raw["losses"], {int(step): found for step, found in raw["hashes"].items()})
     found = truth(prepared)
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"losses": found.losses, "hash": found.hashes[steps]}))
+    path.write_text(json.dumps({"losses": found.losses, "hashes": found.hashes}))
     return found
 
 

@@ -38,5 +38,5 @@ NETS = (GPT, CNN, MOE)
 
 
 def truth(prepared: Prepared) -> Undisturbed:
-    """The undisturbed run of all its steps, on one thread."""
-    return undisturbed(prepared, prepared.network.recipe.steps, threads=1)
+    """The undisturbed run of all its steps, on one thread, with the hash after each."""
+    return undisturbed(prepared, prepared.network.recipe.steps, threads=1, each=True)

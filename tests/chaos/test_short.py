@@ -62,10 +62,10 @@ def survive(net: Net, shape: Shape, order: tuple[Kind, ...], tmp_path: Path) -> 
     return survived
 
 
-def test_processes_die_and_stand_still(tmp_path: Path) -> None:
+def test_processes_die_and_stand_still(tmp_path: Path, launch: Launch) -> None:
     """kill -9 and SIGSTOP of PNodes, one PNode after another, the orchestrator, a usurper, a client."""
     order = (Kind.KILL, Kind.ORCHESTRATOR, Kind.DOUBLE, Kind.CLI, Kind.PAUSE, Kind.USURP)
-    survived = survive(GPT, Shape(tmp_path / "home", 5, 1.0), order, tmp_path)
+    survived = survive(GPT, Shape(tmp_path / "home", 5, 1.0, launch=launch), order, tmp_path)
     assert survived.outcome.epochs > 1
 
 

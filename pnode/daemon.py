@@ -248,8 +248,8 @@ class Daemon:
                     session.compute_failed(f"the compute thread is dead: {status.doing}", "see this PNode's log")
                 elif status.seconds > limit:
                     session.compute_failed(
-                        f"{status.doing} computes for {status.seconds:.0f} s",
-                        f"the limit is dcnr-pnode's --compute-limit {limit:g}",
+                        f"{status.doing} computes for {status.seconds:.0f} s, above --compute-limit {limit:g}",
+                        "an option of dcnr-pnode; what takes so long by itself needs a higher one",
                     )
             self.computing.check()
             self._check_home()

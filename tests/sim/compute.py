@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
-from pnode.compute_thread import ComputeStatus
+from pnode.compute_thread import ComputeDeadError, ComputeStatus
 from tests.sim.life import WorldLoop
 
 Then = Callable[[Any, BaseException | None], None]
@@ -38,6 +38,8 @@ class SimCompute:
         self._stopped = False
         self._timer: asyncio.TimerHandle | None = None
         self._running: tuple[str, Callable[[], Any], Then] | None = None
+        self.gone = ""
+        """How it ended; nobody knows before they look."""
         self.death = ""
         self.hangs = False
 
@@ -48,6 +50,9 @@ class SimCompute:
 
     def submit(self, lane: str, name: str, work: Callable[[], Any], then: Then) -> None:
         """Queue work."""
+        if self.death:
+            self._answer(then, self._why())
+            return
         self._lanes.setdefault(lane, deque()).append((name, work, then))
         self._next()
 
@@ -57,6 +62,8 @@ class SimCompute:
 
     def status(self) -> ComputeStatus:
         """What it does now."""
+        if self.gone and not self.death:
+            self._found_dead()
         if self.death:
             return ComputeStatus("dead", 0.0, self.death)
         if not self._doing:
@@ -75,11 +82,30 @@ class SimCompute:
     def die(self, *, in_action: bool) -> None:
         """The thread ends; in the middle of an action, if it has one, as a MemoryError of C code would end it."""
         running = self._running
-        self.death = f"{self._doing or 'nothing'} ended the thread"
+        self.gone = f"{self._doing or 'nothing'} ended the thread"
         if self._timer is not None:
             self._timer.cancel()
         if in_action and running is not None:
-            running[2](None, ThreadDiedError("the thread died"))
+            self._running = None
+            self._answer(running[2], ThreadDiedError("the thread died"))
+            self._found_dead()
+
+    def _found_dead(self) -> None:
+        """Whoever waits is told."""
+        self.death = self.gone
+        left = [item for items in self._lanes.values() for item in items]
+        if self._running is not None:
+            left.insert(0, self._running)
+        self._running = None
+        self._lanes.clear()
+        for _, _, then in left:
+            self._answer(then, self._why())
+
+    def _why(self) -> ComputeDeadError:
+        return ComputeDeadError(f"the compute thread is dead: {self.death}", hint="see this PNode's log")
+
+    def _answer(self, then: Then, error: BaseException) -> None:
+        self._loop.call_soon(then, None, error)
 
     def hang(self) -> None:
         """The action that runs now, or the next one, never ends."""
@@ -90,7 +116,7 @@ class SimCompute:
     # ------------------------------------------------------------ the thread
 
     def _next(self) -> None:
-        if self._running is not None or self.death or self._stopped:
+        if self._running is not None or self.gone or self._stopped:
             return
         for lane, items in self._lanes.items():
             if items:

@@ -339,7 +339,7 @@ class Injector:
             world.machines.thaw(machine)
             for compute in machine.computes:
                 compute.slowness = machine.slowness
-            if any(compute.death or compute.hangs for compute in machine.computes):
+            if any(compute.gone or compute.hangs for compute in machine.computes):
                 world.machines.kill(machine)
         for machine in [*world.pnodes[: world.plan.pnodes], world.operator, *self._overdue]:
             if machine.kind != "orchestrator":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 import shutil
 import sqlite3
 from collections.abc import Coroutine
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 ORCHESTRATOR = "orchestrator"
 RESTART_S = 3.0
 """After so long a process that ended by itself is started again, as a service manager does."""
+
+DEATH = re.compile("ThreadDiedError|ComputeDeadError")
+"""What a compute thread that is killed leaves in the log: that is foreseen."""
 
 torch.set_num_threads(1)
 
@@ -68,7 +72,7 @@ class Log:
     def error(self, text: str, /, **fields: Any) -> None:
         """See structlog."""
         self._line("error", text, fields)
-        if text in ("core", "compute") and "ThreadDiedError" not in str(fields):
+        if text in ("core", "compute") and not DEATH.search(str(fields)):
             self._recorder.error(f"{self._name}: {text} {fields}")
 
     def exception(self, text: str, /, **fields: Any) -> None:

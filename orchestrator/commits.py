@@ -171,20 +171,26 @@ class Committer:
         self.environment = list(resume.manifest.environment) if resume.manifest is not None else []
 
     async def commit(
-        self, manifest: Manifest, *, wanted: Callable[[], bool], still_mine: Callable[[], Awaitable[None]]
+        self,
+        manifest: Manifest,
+        *,
+        wanted: Callable[[], bool],
+        still_mine: Callable[[], Awaitable[None]],
+        troubled: Callable[[str], None] = lambda text: None,
     ) -> Head:
         """Make it the head, unless the head is as new; the head. When this returns it may be told.
 
-        A store that does not answer is tried again for as long as it is `wanted`. A head that was moved by another is
-        a former orchestrator's last write if the term is still ours, and then our cut follows it. Raises `StoreError`,
-        and what `still_mine` raises.
+        A store that does not answer is tried again for as long as it is `wanted`; `troubled` is told of it. A head that
+        was moved by another is a former orchestrator's last write if the term is still ours, and then our cut follows
+        it. Raises `StoreError`, and what `still_mine` raises.
         """
         while True:
             try:
                 return await self._commit(manifest, still_mine)
-            except StoreUnavailableError:
+            except StoreUnavailableError as error:
                 if not wanted():
                     raise
+                troubled(error.message)
             await asyncio.sleep(RETRY_S)
 
     async def settle(self, still_mine: Callable[[], Awaitable[None]]) -> None:

@@ -8,6 +8,7 @@ from orchestrator import events
 from orchestrator.commits import BadPartsError, Committer, CutCollector, environment_note, manifest_of
 from orchestrator.lifecycle import Stage
 from orchestrator.truth import SupersededError
+from orchestrator.waits import said_by
 from wire import messages
 from wire.errors import DCNRError
 
@@ -116,7 +117,10 @@ class Cutting:
         cuts.done(step)
         under_way = cuts.under_way() | {part.digest for later, _ in self._ready.values() for part in later}
         head = await self.committer.commit(
-            manifest, wanted=lambda: self._wanted(epoch), still_mine=service.truth.still_mine
+            manifest,
+            wanted=lambda: self._wanted(epoch),
+            still_mine=service.truth.still_mine,
+            troubled=lambda text: driver.feed(events.Troubled(f"commit {step}", said_by("the orchestrator", text))),
         )
         note = environment_note(before, environment) if head.step == step else ""
         driver.feed(events.Committed(epoch, head.step, head.hash, note))

@@ -18,6 +18,7 @@ from orchestrator.placing import Placing
 from orchestrator.records import SessionRecord, session_key
 from orchestrator.sessions import Session
 from orchestrator.truth import OvertakenError, SupersededError, sealed_session
+from orchestrator.waits import said_by
 from storage.retention import delete_all
 from storage.sealed import unseal
 from storage.store import StoreUnavailableError
@@ -201,7 +202,8 @@ class SessionDriver:
                 self.service.members.carry(self.service.membership.unhealthy(peer, error.message))
             if command.message is None and code:
                 self.placing.refused(code)
-            self.feed(events.Denied(command.key, command.pnode, error.message, error.hint, code))
+            text = said_by(command.pnode, error.message) if code else error.message
+            self.feed(events.Denied(command.key, command.pnode, text, error.hint, code))
         else:
             self.feed(events.Answered(command.key))
 
@@ -224,8 +226,9 @@ class SessionDriver:
                 try:
                     await self.service.truth.put_session(self.session.id, data)
                 except StoreUnavailableError as error:
-                    self._trouble = error.message
+                    self._trouble = said_by("the orchestrator", error.message)
                     self.service.logger.warning("not stored yet", session=self.session.id, error=str(error))
+                    self.feed(events.Troubled("raise", self._trouble))
                     self._latest, self._raised = self._latest or data, max(self._raised, epoch)
                     await asyncio.sleep(WRITE_PAUSE_S)
                 except OvertakenError as error:

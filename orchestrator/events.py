@@ -156,6 +156,14 @@ class CommitFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Troubled:
+    """What is awaited under that key did not work so far, and is tried again."""
+
+    key: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class NotDeleted:
     """The session could not be removed, so it stays."""
 
@@ -203,7 +211,8 @@ class Ticked:
 
 Event = (
     Acted | Move | Placed | NotPlaced | Recorded | NotRecorded | Answered | Denied | Reported | Held | RunBroke | Beat
-    | PartsArrived | Committed | CommitFailed | NotDeleted | MemberLost | MemberJoined | TakenOver | Surveyed | Ticked
+    | PartsArrived | Committed | CommitFailed | Troubled | NotDeleted | MemberLost | MemberJoined | TakenOver | Surveyed
+    | Ticked
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -217,6 +226,8 @@ class Wait:
     what: str
     since: float
     deadline: float
+    trouble: str = ""
+    """What whoever is awaited said last."""
 
 
 @dataclass(frozen=True, slots=True)

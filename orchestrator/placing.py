@@ -19,6 +19,7 @@ from orchestrator.machines import machines_for
 from orchestrator.placement import Plan, hand_placed, memory_needs, plan
 from orchestrator.repair import place_again
 from orchestrator.truth import SupersededError
+from orchestrator.waits import said_by
 from storage.keys import part_key
 from storage.parallel import in_parallel
 from storage.retention import newest_complete
@@ -83,7 +84,7 @@ class Placing:
             driver.service.superseded(error)
             return
         except StoreUnavailableError as error:
-            failed = events.NotPlaced(error.message, error.hint, who="store")
+            failed = events.NotPlaced(said_by("the orchestrator", error.message), error.hint, who="store")
         except DCNRError as error:
             failed = events.NotPlaced(error.message, error.hint, final=self.listed is None)
         except Exception as error:
@@ -237,6 +238,7 @@ class Placing:
                     resume = await self._checkpoint()
             except StoreUnavailableError as error:
                 driver.service.logger.warning("can't take over yet", session=driver.session.id, error=str(error))
+                driver.feed(events.Troubled("adopt", said_by("the orchestrator", error.message)))
                 await asyncio.sleep(SURVEY_RETRY_S)
                 continue
             except SupersededError as error:

@@ -331,7 +331,7 @@ class Recovering(Deploying):
             store = not self.adoption.surveyed and (self.adoption.late or not self.adoption.missing)
             who = "store" if store else ", ".join(self.adoption.missing) or "PNodes"
             what = f"take-over of {self.id}, after the orchestrator began anew"
-            self.waits["adopt"] = Wait(who, what, wait.since, wait.deadline)
+            self.waits["adopt"] = Wait(who, what, wait.since, wait.deadline, wait.trouble if store else "")
 
     def _surveyed(self, event: events.Surveyed, now: float, out: list[Command]) -> None:
         if self.adoption is None:

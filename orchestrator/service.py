@@ -32,6 +32,7 @@ from orchestrator.registry import Registry, cluster_of
 from orchestrator.sessions import Session
 from orchestrator.truth import SupersededError, Truth
 from orchestrator.vigil import Vigil
+from orchestrator.waits import said_by
 from storage.checkpoints import read_head
 from storage.keys import BadKeyError, session_prefix
 from storage.parallel import in_parallel
@@ -348,7 +349,7 @@ class Service:
             why = f"{message.pnode} can't reach it"
             incarnation = deployment.incarnations.get(message.peer, 0)
             self.members.carry(self.membership.doubt(message.peer, incarnation, why, self.now()))
-        text, hint = message.text, message.hint
+        text, hint = said_by(message.pnode, message.text), message.hint
         driver.feed(events.RunBroke(message.pnode, message.epoch, message.vnode, text, hint, message.cause))
 
     def _on_loss(self, peer: PeerRef, reason: str) -> None:

@@ -77,6 +77,8 @@ class Session(Recovering):
                 self._committed(event, now, out)
             case events.CommitFailed():
                 self._commit_failed(event, now, out)
+            case events.Troubled(key=key, text=text):
+                self.waits.trouble(key, text)
             case events.NotDeleted():
                 pass
             case events.MemberLost():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from orchestrator import membership
 from orchestrator.lifecycle import ACTIVE
 from orchestrator.placement import Plan
-from orchestrator.waits import sentence
+from orchestrator.waits import said_by, sentence
 from wire import messages
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ def waiting(service: Service, driver: SessionDriver) -> list[str]:
         return found
     for member, beat in membership.beats_of(service.membership.members.values(), driver.session.id):
         if beat.epoch == driver.session.record.epoch and beat.waiting_for and beat.waiting_s >= STALLED_S:
-            found.append(sentence(f"{member.id} waits for {beat.waiting_for}", beat.waiting_s, beat.limit_s))
+            what = f"{member.id} waits for {said_by(member.id, beat.waiting_for)}"
+            found.append(sentence(what, beat.waiting_s, beat.limit_s))
     limit_s = service.membership.lease_s + 2 * service.membership.probe_s
     for pnode in driver.session.pnodes:
         known = service.membership.find(pnode)

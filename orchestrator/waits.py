@@ -19,6 +19,11 @@ class Waits(dict[str, Wait]):
         wait = self[key]
         self[key] = replace(wait, deadline=max(wait.deadline, now + limit_s))
 
+    def trouble(self, key: str, text: str) -> None:
+        """It did not work so far, if it's awaited at all."""
+        if (wait := self.get(key)) is not None:
+            self[key] = replace(wait, trouble=text)
+
     def end(self, *keys: str) -> bool:
         """Wait for these no longer; whether any of them was awaited."""
         ended = [self.pop(key, None) for key in keys]
@@ -40,7 +45,12 @@ class Waits(dict[str, Wait]):
     def sentences(self, now: float) -> list[str]:
         """Each wait as a sentence."""
         return [
-            sentence(f"{wait.who}: {wait.what}", now - wait.since, wait.deadline - wait.since) for wait in self.values()
+            sentence(
+                f"{wait.who}: {wait.what}" + (f": {wait.trouble}" if wait.trouble else ""),
+                now - wait.since,
+                wait.deadline - wait.since,
+            )
+            for wait in self.values()
         ]
 
     def deadline(self) -> float:
@@ -51,3 +61,8 @@ class Waits(dict[str, Wait]):
 def sentence(what: str, seconds: float, limit_s: float) -> str:
     """A wait as it is shown, whoever waits."""
     return f"{what}, for {seconds:.0f} s (at most {limit_s:.0f} s)"
+
+
+def said_by(who: str, text: str) -> str:
+    """Whoever tells of "this machine" means its own, and is read at another one."""
+    return text.replace("this machine", who)

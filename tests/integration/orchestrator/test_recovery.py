@@ -289,6 +289,7 @@ async def test_a_store_that_is_away_is_waited_for(tmp_path: Path) -> None:
         store.away = True
         waiting = await here.client.until("toy-1", lambda info: any("store: commit" in line for line in info.waiting))
         assert waiting.waiting[0].startswith("store: commit of step ")
+        await here.client.until("toy-1", lambda info: ": the store went away, for " in info.waiting[0])
         committed = waiting.committed
         await here.client.until("toy-1", lambda info: info.step == STEPS)
         await asyncio.sleep(1.0)

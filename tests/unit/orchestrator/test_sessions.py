@@ -464,6 +464,16 @@ def test_a_pause_that_waits_for_the_start_is_recorded() -> None:
     assert not story.session.record.hold
 
 
+def test_a_wait_says_what_whoever_is_awaited_said() -> None:
+    story = Story().run()
+    story.feed(events.PartsArrived(1, 6))
+    story.feed(events.Troubled("commit 6", "s3://b: no answer"))
+    assert "store: commit of step 6: s3://b: no answer, for 0 s (at most 86400 s)" in story.session.waiting(story.now)
+    story.feed(events.Committed(1, 6, "hash6"))
+    story.feed(events.Troubled("commit 6", "s3://b: no answer"))
+    assert not any("no answer" in line for line in story.session.waiting(story.now))
+
+
 def test_a_note_about_bits_is_said_once() -> None:
     story = Story().run()
     for step in (10, 20):

@@ -103,7 +103,9 @@ def waiting(service: Service, driver: SessionDriver) -> list[str]:
     if driver.session.state not in ACTIVE:
         return found
     for member, beat in membership.beats_of(service.membership.members.values(), driver.session.id):
-        if beat.epoch == driver.session.record.epoch and beat.waiting_for and beat.waiting_s >= STALLED_S:
+        if beat.epoch != driver.session.record.epoch or beat.state == "failed":
+            continue  # why it failed is no wait
+        if beat.waiting_for and beat.waiting_s >= STALLED_S:
             what = f"{member.id} waits for {said_by(member.id, beat.waiting_for)}"
             found.append(sentence(what, beat.waiting_s, beat.limit_s))
     limit_s = service.membership.lease_s + 2 * service.membership.probe_s

@@ -22,6 +22,7 @@ from wire import messages
 from wire.errors import DCNRError
 from wire.ids import Boot, new_request_id
 from wire.messages import Message, PeerRef, Profile, Registered
+from wire.requests import RefusedError
 from wire.zmq_bus import ZmqBus
 
 T = TypeVar("T")
@@ -163,10 +164,17 @@ class StandIn:
             await asyncio.sleep(0.2)
 
     async def _register_again(self) -> None:
+        """Until it is answered: an orchestrator that knows this PNode already won't ask for it again."""
         try:
-            await self.register(2)
-        except DCNRError:
-            pass
+            while True:
+                try:
+                    await self.register(2)
+                except RefusedError:
+                    return
+                except DCNRError:
+                    await asyncio.sleep(0.2)
+                else:
+                    return
         finally:
             self._registering = False
 

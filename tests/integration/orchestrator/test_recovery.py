@@ -371,6 +371,18 @@ class TestAnswers:
             assert (record.state, record.hold) == ("starting", True)
 
 
+@pytest.mark.parametrize(("state", "shown"), [("preparing", True), ("running", True), ("failed", False)])
+async def test_why_a_pnode_could_not_prepare_is_no_wait(tmp_path: Path, state: str, shown: bool) -> None:
+    async with cluster(tmp_path, step_s=0.02) as here:
+        running = await train(here, steps=5000)
+        beat = messages.SessionBeat("toy-1", running.epoch, 10, state, "the compute thread", 41.0, limit_s=60.0)
+        sender = PEERS["p1"].bus.me
+        PEERS["p1"].stands_still = True
+        here.service._on_message(sender, messages.Heartbeat("p1", 1, 1, [beat], 1, 0.0, "idle", 0.0), [])
+        told = "p1 waits for the compute thread, for 41 s (at most 60 s)"
+        assert (told in (await here.client.session("toy-1")).waiting) == shown
+
+
 class TestRebalance:
     async def ask(self, here: Cluster, *, apply: bool) -> messages.RebalanceInfo:
         return await here.client.ask(messages.Rebalance(str(new_request_id()), "toy-1", apply), messages.RebalanceInfo)

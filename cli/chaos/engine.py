@@ -262,8 +262,7 @@ class Engine:
             await self.until(lambda: self.over, "the end of the run")
             return
         mark = self.sight.highest
-        healed = lambda: self.sight.highest > mark and not self._open  # noqa: E731
-        await self.until(lambda: healed() or self.over, "a new step")
+        await self.until(lambda: (self.sight.highest > mark and not self._open) or self.over, "a new step")
         self.pausing = True
         while self.sight.state not in ("paused", "finished"):
             if self.sight.state == "running" and self.client is not None:

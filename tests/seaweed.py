@@ -40,17 +40,24 @@ class Seaweed:
 
     def make_bucket(self, bucket: str) -> None:
         """Create a bucket."""
-        client = boto3.client(
-            "s3",
-            endpoint_url=self.endpoint,
-            region_name="us-east-1",
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
-        )
-        try:
-            client.create_bucket(Bucket=bucket)
-        finally:
-            client.close()
+        make_bucket(self.endpoint, bucket)
+
+
+def make_bucket(endpoint: str, bucket: str) -> None:
+    """Create a bucket on any S3 server, unless it is there."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY,
+    )
+    try:
+        client.create_bucket(Bucket=bucket)
+    except (client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou):
+        pass
+    finally:
+        client.close()
 
 
 def _free_ports(count: int) -> list[int]:

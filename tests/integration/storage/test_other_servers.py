@@ -19,7 +19,7 @@ import pytest
 from storage import StoreUnavailableError, open_store
 from tests.integration.storage.conftest import BUCKET
 from tests.integration.storage.other_servers import NotToBeHadError, client, other_server
-from tests.seaweed import ENVIRONMENT, Seaweed
+from tests.seaweed import ENVIRONMENT, Seaweed, make_bucket
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -66,7 +66,7 @@ def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     for endpoint in started(other_server("rclone", tmp_path_factory.mktemp("rclone") / "log")):
-        Seaweed(endpoint, subprocess.Popen(["true"])).make_bucket(BUCKET)
+        make_bucket(endpoint, BUCKET)
         yield endpoint
 
 

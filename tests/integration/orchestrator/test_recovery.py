@@ -312,7 +312,7 @@ async def test_a_loss_while_the_store_is_away(tmp_path: Path) -> None:
         await ends_well(here, recoveries=1)
 
 
-ACTIONS = [("start", "created", {"starting"}), ("pause", "running", {"pausing", "paused"}),
+ACTIONS = [("start", "created", {"starting", "running"}), ("pause", "running", {"pausing", "paused"}),
            ("resume", "paused", {"starting", "running"}), ("stop", "running", {"stopping", "stopped"})]  # fmt: skip
 
 

@@ -62,6 +62,7 @@ async def test_without_an_orchestrator_it_trains_on_and_tells_the_next_one(
 
         await later.until(wait_for_it)
         assert {report.step for report in later.steps["s-1"]} >= set(range(1, 12))
+        await later.until(lambda: beat_of(later, "p3") is not None)
         assert beat_of(later, "p3").uncommitted == [2, 4, 6, 8, 10]  # type: ignore[union-attr]
         stale = Committed("s-1", 1, 0, 10)
         first = Conductor(tmp_path, term=1)
@@ -114,8 +115,8 @@ async def test_a_restarted_one_finds_an_orchestrator_elsewhere_too(conductor: Co
         await conductor.spawn("p2")
         await later.until(lambda: "p2" in later.beats, 60)
         assert later.beats["p2"].term == 2
-        kept = (tmp_path / "p2" / "p2.member.json").read_text()
-        assert later.address in kept
+        kept = tmp_path / "p2" / "p2.member.json"
+        await later.until(lambda: later.address in kept.read_text(), 60)  # it's written by a thread of its own
     finally:
         later.processes = {}
         await later.close()

@@ -174,7 +174,7 @@ class LastingRoute:
             return None
 
     def _away(self) -> str:
-        return f"the orchestrator at {self._client.address} does not answer"
+        return f"the orchestrator at {self._client.address}, which does not answer"
 
     # ------------------------------------------------------------ another deployment
 

@@ -223,7 +223,7 @@ async def test_an_orchestrator_that_is_away_meanwhile_is_named_and_waited_for() 
     bench = Bench(cluster, lost(cluster, GONE))
     cluster.away = True
     called = asyncio.ensure_future(bench.call())
-    await bench.told("waiting for the orchestrator at tcp://x:1 does not answer")
+    await bench.told("waiting for the orchestrator at tcp://x:1, which does not answer")
     cluster.away = False
     assert await called == ANSWER
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +94,25 @@ def test_json_lines_are_objects_with_stable_keys() -> None:
     assert events[2]["loss"] is None
     assert all({"session", "step", "steps"} <= event.keys() for event in events)
     assert "\x1b" not in out.getvalue()
+
+
+def test_the_keys_of_json_lines_are_those_of_the_page() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
+    table = page.partition("| event | keys |")[2].partition("\n\n")[0]
+    told = {}
+    for line in table.splitlines():
+        if match := re.match(r"\| `(\w+)` \| (.*) \|$", line):
+            told[match[1]] = set(re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", match[2])))
+    out, terminal = shown("json")
+    lines, state = JsonView(terminal), RunState("gpt-1", 10, state="running", waiting=["p2: hold, for 9 s"])
+    lines.begin(state)
+    lines.steps(state, state.take([step(1)]))
+    lines.note(state, "warning", "x")
+    state.moved -= 9
+    lines.idle(state)
+    lines.end(state, "finished")
+    for event in map(json.loads, out.getvalue().splitlines()):
+        assert event.keys() - {"event"} == told[event["event"]], event["event"]
 
 
 def test_the_course_of_a_long_run_stays_bounded() -> None:

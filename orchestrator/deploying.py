@@ -28,6 +28,8 @@ class Deploying(Life, ABC):
         self._run = False
         """The deployment under way is to be started when it's prepared."""
         self._holders: dict[str, int] = {}
+        self._recorded_epoch = record.epoch
+        """The highest that is durable: nobody hears of a later one."""
         self._seen_epoch = 0
         """The highest epoch that any PNode or the store spoke of."""
         self._moving: dict[str, str] = {}
@@ -105,6 +107,7 @@ class Deploying(Life, ABC):
     def _prepare(self, now: float, out: list[Command]) -> None:
         """The epoch is durable: tell those that are in it, and release those that no longer are."""
         self.waits.end("raise")
+        self._recorded_epoch = self.record.epoch
         self._stage(Stage.PREPARING)
         assert self.deployment is not None
         members = self.deployment.incarnations
@@ -151,7 +154,7 @@ class Deploying(Life, ABC):
         """Release what is deployed, and forget all waits for it."""
         self.waits.only("commit")
         if self._holders:
-            message = messages.Release(self._new_id(), self.id, self.record.epoch, self._term)
+            message = messages.Release(self._new_id(), self.id, self._recorded_epoch, self._term)
             out.append(Tell(tuple(self._holders), message, sure=True))
         self._stage(Stage.DOWN)
         self._holders = {}

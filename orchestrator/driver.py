@@ -234,7 +234,8 @@ class SessionDriver:
                 except OvertakenError as error:
                     found = unseal(error.data, SessionRecord, key=session_key(self.session.id))
                     self.session.saw_epoch(found.epoch)
-                    if epoch and found.epoch >= epoch:
+                    late = found.term == self.service.term  # a write of our own, whose answer did not come
+                    if epoch and found.epoch >= epoch and not late and self.session.record.placement:
                         self.feed(events.NotRecorded(error.message, error.hint, found.epoch))
                     else:
                         self._latest, self._raised = self._latest or data, max(self._raised, epoch)

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from orchestrator import events
-from orchestrator.records import SESSIONS_PREFIX
+from orchestrator.records import SESSIONS_PREFIX, SessionRecord, session_key
 from orchestrator.registry import Registry
 from storage.checkpoints import read_head
 from storage.keys import session_prefix
+from storage.sealed import read_sealed
 from storage.store import StoreUnavailableError
 from tests.integration.orchestrator.cluster import PEERS, StandIn, cluster, network_bytes
 from wire import messages
@@ -284,6 +285,42 @@ async def test_a_removal_that_fails_is_said_and_can_be_tried_again(tmp_path: Pat
         slow.go.set()
         await here.client.ask(messages.RemoveNetwork(str(new_request_id()), "toy", True), messages.NetworkInfo)
         assert [entry.key async for entry in here.store.list("networks/")] == []
+
+
+class Late:
+    """A store that gives no answer to the write of an epoch, and carries it out when the next write comes."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.late: tuple[str, bytes, str] | None = None
+        self.happened = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        if self.late is not None:
+            late, self.late = self.late, None
+            await self._store.put_if_match(*late)
+        elif not self.happened.is_set() and b'"placement":{"' in data:
+            self.late = (key, data, etag)
+            self.happened.set()
+            raise StoreUnavailableError("no answer in time", key=key)
+        return str(await self._store.put_if_match(key, data, etag))
+
+
+async def test_a_late_write_of_ones_own_is_no_former_orchestrators(tmp_path: Path) -> None:
+    """It came to rest before its epoch was durable; that the store has the epoch now takes nothing back of that."""
+    async with cluster(tmp_path) as here:
+        await here.network()
+        await here.create(start=False)
+        late = Late(here.service.truth._store)
+        here.service.truth._store = late
+        await here.client.act("toy-1", "start")
+        await asyncio.wait_for(late.happened.wait(), 5)
+        assert (await here.client.act("toy-1", "stop")).state == "stopped"
+        record, _ = await read_sealed(here.store, session_key("toy-1"), SessionRecord)
+        assert (record.state, record.epoch, record.placement) == ("stopped", 1, {})
 
 
 async def test_a_commit_stands_though_older_checkpoints_can_not_be_deleted(tmp_path: Path) -> None:

@@ -149,6 +149,16 @@ class TestLoss:
         assert story.feed(events.Placed(WITHOUT_P2, {"p1": 1, "p3": 7}, "p3", 10)) == []
         assert story.act("resume")[-1] == Place(0, {}, yielding=True)
 
+    def test_a_pause_before_the_epoch_is_durable_names_only_the_one_that_is(self) -> None:
+        """Nobody hears of an epoch that the store may not have: another orchestrator would use it again."""
+        story = running(committed=10)
+        story.lose("p2")
+        story.feed(events.Placed(WITHOUT_P2, {"p1": 1, "p3": 7}, "p3", 10))
+        assert (story.session.stage, story.session.record.epoch) == (Stage.RAISING, 2)
+        (tell,) = [command for command in story.act("pause") if isinstance(command, Tell)]
+        assert isinstance(tell.message, Release)
+        assert tell.message.epoch == 1
+
     def test_the_last_step_is_committed_already(self) -> None:
         story = running()
         story.commit(40)

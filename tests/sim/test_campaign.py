@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.sim.campaign import Campaign, breach_line, replay_command
-from tests.sim.planted import BUGS
+from tests.sim.planted import BUGS, MASKED
 from tests.sim.planted.edit import planted
 from tests.sim.planted.table import hunt
 from tests.sim.record import digest_of_history
@@ -39,7 +39,7 @@ def test_seeds_break_no_promise() -> None:
     assert totals.recoveries > SEEDS // 4
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", [*BUGS, *MASKED], ids=lambda bug: bug.name)
 def test_a_bug_can_be_planted(bug: object) -> None:
     """What it changes is where it was."""
     with planted(bug.edits()):  # type: ignore[attr-defined]

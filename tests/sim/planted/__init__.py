@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from tests.sim.planted.bugs import BUGS, Bug
+from tests.sim.planted.bugs import BUGS, MASKED, Bug
 from tests.sim.planted.edit import MovedError, planted
 
-__all__ = ["BUGS", "Bug", "MovedError", "bug", "patch_of"]
+__all__ = ["BUGS", "MASKED", "Bug", "MovedError", "bug", "patch_of"]
 
 
 def bug(name: str) -> Bug:
     """The bug of that name. Raises KeyError."""
-    return next(found for found in BUGS if found.name == name)
+    return next(found for found in [*BUGS, *MASKED] if found.name == name)
 
 
 def patch_of(name: str) -> Callable[[], AbstractContextManager[object]]:

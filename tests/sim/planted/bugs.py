@@ -28,7 +28,7 @@ BUGS: list[Bug] = [
     for edits in (
         transport.duplicate_update,
         transport.resend_dropped,
-        transport.old_epoch_taken,
+        transport.epoch_ignored,
         numbers.data_off_by_one,
         numbers.wrong_microbatch,
         numbers.count_lost,
@@ -37,14 +37,24 @@ BUGS: list[Bug] = [
         numbers.tie_gradient_twice,
         numbers.wrong_cut_from_memory,
         saving.commit_before_upload,
+        saving.head_before_manifest,
         saving.stale_head_accepted,
         saving.kept_part_pruned,
         saving.committed_too_early,
         saving.old_cut_resumed,
         control.grant_before_store,
+        control.answer_before_store,
         control.incarnation_twice,
         control.term_not_raised,
-        control.released_applies,
-        control.dead_members_parts,
+        control.epoch_used_twice,
     )
 ]
+
+MASKED: list[Bug] = [
+    _bug(edits) for edits in (transport.old_epoch_taken, control.released_applies, control.dead_members_parts)
+]
+"""Fences behind which another one stands: without them alone hardly anything goes wrong.
+
+A replay is exact, so what an epoch that is over says is what the new one says too; slots take a message once and from
+its sender only; and whoever was released has no peer that still answers.
+"""

@@ -12,6 +12,22 @@ def grant_before_store() -> list[Edit]:
     return [Edit(Members._grant, "not await self._made_durable()", "not asyncio.ensure_future(self._made_durable())")]
 
 
+def answer_before_store() -> list[Edit]:
+    """whoever asks for an action is answered before it is stored"""
+    from orchestrator.driver import SessionDriver
+
+    return [Edit(SessionDriver.act, "await self._durable()", "return")]
+
+
+def epoch_used_twice() -> list[Edit]:
+    """a placement anew has the epoch of the one before"""
+    from orchestrator.deploying import Deploying
+
+    return [
+        Edit(Deploying._placed, "max(record.epoch, self._seen_epoch) + 1", "max(record.epoch, self._seen_epoch, 1)")
+    ]
+
+
 def incarnation_twice() -> list[Edit]:
     """a PNode that comes back gets the number that it had, whatever process it is"""
     from orchestrator.membership import Membership
@@ -24,7 +40,11 @@ def term_not_raised() -> list[Edit]:
     from orchestrator.truth import Truth
 
     return [
-        Edit(Truth.raise_term, "(found.term if found is not None else 0) + 1", "found.term if found is not None else 1")
+        Edit(
+            Truth.raise_term,
+            "TermRecord(found.cluster, found.term + 1,",
+            "TermRecord(found.cluster, max(found.term, 1),",
+        )
     ]
 
 

@@ -21,6 +21,16 @@ def commit_before_upload() -> list[Edit]:
     ]
 
 
+def head_before_manifest() -> list[Edit]:
+    """a head is written before the manifest that it names"""
+    from storage.checkpoints import commit
+
+    return [
+        Edit(commit, "await store.put(key, data)", "pass"),
+        Edit(commit, "return Head(body.step", "await store.put(key, data)\nreturn Head(body.step"),
+    ]
+
+
 def stale_head_accepted() -> list[Edit]:
     """a head is written without looking whether it is still the one that was read"""
     from storage.checkpoints import commit

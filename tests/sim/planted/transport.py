@@ -42,6 +42,22 @@ def resend_dropped() -> list[Edit]:
     ]
 
 
+def epoch_ignored() -> list[Edit]:
+    """a PNode that has a session takes a new epoch's Prepare, StartRun and messages for those of its own"""
+    from pnode.daemon import Daemon
+    from pnode.deployments import Deployments
+
+    return [
+        Edit(
+            Deployments.prepare,
+            "if seat is not None and seat.epoch == message.epoch and seat.session is not None:",
+            "if seat is not None and seat.session is not None:",
+        ),
+        Edit(Deployments.control, "session is None or session.share.epoch != message.epoch", "session is None"),
+        Edit(Daemon._data, "session is None or session.share.epoch != epoch", "session is None"),
+    ]
+
+
 def old_epoch_taken() -> list[Edit]:
     """a PNode takes activations, gradients, reports and verdicts of epochs that are over"""
     from pnode.daemon import Daemon

@@ -31,8 +31,10 @@ from wire.limits import (
     RECONNECT_MS,
     SEND_HWM,
     SOCKETS,
-    ZMTP_HEARTBEAT_MS,
-    ZMTP_TIMEOUT_MS,
+    TCP_IDLE_S,
+    TCP_PROBE_S,
+    TCP_PROBES,
+    TCP_UNANSWERED_MS,
 )
 from wire.messages import CONTROL
 from wire.packets import Kind
@@ -69,9 +71,11 @@ def _common(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, PART_BYTES + HEADER_BYTES)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, ZMTP_HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, ZMTP_TIMEOUT_MS)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, TCP_IDLE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, TCP_PROBE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, TCP_PROBES)
+    socket.setsockopt(zmq.TCP_MAXRT, TCP_UNANSWERED_MS)
+    # No ZMTP heartbeats: with them libzmq aborts the process when a peer ends whose queue is full (its issue 4364).
     socket.setsockopt(zmq.HANDSHAKE_IVL, 10_000)
     socket.setsockopt(zmq.SNDTIMEO, 0)
     socket.setsockopt(zmq.RCVTIMEO, 0)

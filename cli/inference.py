@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from cli.client import Client
 from cli.following import newest_event
+from cli.notices import Notice
+from cli.waits import readable
 from wire.errors import DCNRError, RemoteError, UnreachableError
 from wire.ids import new_request_id
 from wire.messages import (
@@ -30,10 +32,13 @@ from wire.messages import (
     SessionInfo,
     TensorMeta,
 )
+from wire.requests import RefusedError
 
 Array = NDArray[Any]
 
 DEPLOY_TIMEOUT_S = 180.0
+QUIET_S = 1.0
+"""A deployment that takes longer is explained."""
 
 _DTYPES = {
     "float64": "<f8", "float32": "<f4", "float16": "<f2", "int64": "<i8", "int32": "<i4",
@@ -209,34 +214,48 @@ def array_of(tensors: Sequence[TensorMeta], frames: Sequence[memoryview]) -> Arr
 async def deployed(client: Client, name: str) -> DeploymentInfo:
     """The deployment of a session or network; a session at rest is deployed first, from its last checkpoint.
 
-    Raises `DCNRError` if there is nothing to deploy.
+    Raises `DCNRError` if there is nothing to deploy, `UnreachableError` naming who is awaited at the deadline.
     """
-    found = await client.session(name)
-    if not found.deployed:
-        if found.committed == 0 and found.state != "created" and found.step == 0:
-            raise DCNRError(
-                f"{found.session} is {found.state} and has saved nothing yet", hint=f"dcnr train {found.network}"
-            )
-        with client.terminal.waiting(f"deploying {found.session} from step {found.committed}"):
-            after = await newest_event(client, found.session)
-            await until_deployed(client, await client.act(found.session, "deploy"), after)
-    return await client.deployment(found.session)
+    notice = Notice(client.terminal)
+    deadline = asyncio.get_running_loop().time() + DEPLOY_TIMEOUT_S
+    try:
+        while True:
+            found = await client.session(name)
+            if not found.deployed:
+                if found.committed == 0 and found.state != "created" and found.step == 0:
+                    raise DCNRError(
+                        f"{found.session} is {found.state} and has saved nothing yet",
+                        hint=f"dcnr train {found.network}",
+                    )
+                after = await newest_event(client, found.session)
+                await until_deployed(client, await client.act(found.session, "deploy"), after, deadline, notice)
+            try:
+                return await client.deployment(found.session)
+            except RefusedError as refused:  # it came down again meanwhile
+                if refused.code != "not-deployed" or asyncio.get_running_loop().time() > deadline:
+                    raise
+    finally:
+        notice.over()
 
 
-async def until_deployed(client: Client, info: SessionInfo, after: int, timeout_s: float = DEPLOY_TIMEOUT_S) -> None:
+async def until_deployed(client: Client, info: SessionInfo, after: int, deadline: float, notice: Notice) -> None:
     """Wait until the session's VNodes are ready. `after`: its last event before it was asked to deploy.
 
     Raises: `DCNRError` with the reason why it can't be, `UnreachableError` naming who is awaited.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
+    began = loop.time()
     while not info.deployed:
+        whom = "; ".join(readable(info.waiting)) or "its PNodes"
         left = deadline - loop.time()
         if left <= 0:
-            whom = "; ".join(info.waiting) or "its PNodes"
             raise UnreachableError(
-                f"{info.session} is not deployed after {timeout_s:.0f} s, waiting for {whom}", hint="dcnr status"
+                f"{info.session} is not deployed after {DEPLOY_TIMEOUT_S:.0f} s, waiting for {whom}", hint="dcnr status"
             )
+        if (took := loop.time() - began) > QUIET_S:
+            what = "recovers" if info.state == "recovering" else f"is deployed from step {info.committed}"
+            limit = f"for {took:.0f} s (at most {DEPLOY_TIMEOUT_S:.0f} s)"
+            notice.show(f"{info.session} {what}, {limit}; waiting for {whom}")
         watched = await client.watch(info.session, after, min(0.5, left))
         info = watched.session
         for event in watched.events:

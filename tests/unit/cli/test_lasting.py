@@ -10,7 +10,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from cli import lasting
+from cli import inference, lasting
+from cli.client import Client
 from cli.generation import PrefixLostError, generate
 from cli.inference import Answer, InferFailedError, RouteLostError, Router
 from cli.lasting import LastingRoute
@@ -328,3 +329,44 @@ async def test_losses_change_no_token(at: set[int], cache: bool) -> None:
     toy = Losing(8, at)
     assert await ids(toy) == await ids(Toy(8))
     assert (toy.losses > 0) == (cache and bool(at & {2, 3, 4, 5, 6, 7}))
+
+
+class Resting(Cluster):
+    """An orchestrator whose session is known by name; `terminal` is where a client would tell of a wait."""
+
+    def __init__(self, err: io.StringIO) -> None:
+        super().__init__(epoch=0)
+        self.terminal = Terminal(stdout=io.StringIO(), stderr=err)
+        self.losses = 1
+
+    async def session(self, name: str) -> Any:
+        return session(self.state, 7, deployed=self.epoch > 0, epoch=self.epoch, committed=7)
+
+    async def act(self, name: str, action: str) -> Any:
+        await super().act(name, action)
+        return session(self.state, 7, deployed=False, epoch=0, committed=7)
+
+    async def deployment(self, name: str) -> DeploymentInfo:
+        if self.losses:
+            self.losses -= 1
+            self.epoch = 0
+        return await super().deployment(name)
+
+
+async def test_a_session_at_rest_is_deployed_and_once_more_if_it_comes_down_meanwhile() -> None:
+    cluster = Resting(io.StringIO())
+    cluster.on_deploy = up(cluster, 2)
+    found = await inference.deployed(cast(Client, cluster), "gpt-1")
+    assert (found.epoch, cluster.acts) == (2, 2)
+
+
+async def test_a_deployment_that_takes_its_time_says_who_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference, "QUIET_S", 0.0)
+    monkeypatch.setattr(inference, "DEPLOY_TIMEOUT_S", 0.1)
+    err = io.StringIO()
+    cluster = Resting(err)
+    cluster.waiting = ["p1: prepare its VNodes, for 3 s (at most 180 s)"]
+    with pytest.raises(UnreachableError, match=r"not deployed after 0 s, waiting for p1: prepare its VNodes"):
+        await inference.deployed(cast(Client, cluster), "gpt-1")
+    assert "gpt-1 is deployed from step 7, for 0 s (at most 0 s); waiting for its PNodes" in err.getvalue()
+    assert "; waiting for p1: prepare its VNodes, for 3 s" in err.getvalue()

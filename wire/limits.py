@@ -114,13 +114,8 @@ LINGER_MS = 500
 
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 1000
 
-TCP_UNANSWERED_MS = 9000
-"""A connection is given up when nothing of what was sent was acknowledged for so long: finds half-open ones.
-
-It does not show that the peer's loop runs: links have their own times."""
-
-TCP_IDLE_S, TCP_PROBE_S, TCP_PROBES = 10, 5, 3
-"""The same for a connection that only receives: after so long without a byte it is probed, so often, so many times."""
+ZMTP_HEARTBEAT_MS, ZMTP_TIMEOUT_MS = 3000, 9000
+"""Finds half-open TCP connections. It does not show that the peer's loop runs: links have their own times."""
 
 SOCKETS = 16384
 """ZMQ_MAX_SOCKETS: three per peer; the default of 1,023 ends at 340 peers."""

@@ -31,10 +31,8 @@ from wire.limits import (
     RECONNECT_MS,
     SEND_HWM,
     SOCKETS,
-    TCP_IDLE_S,
-    TCP_PROBE_S,
-    TCP_PROBES,
-    TCP_UNANSWERED_MS,
+    ZMTP_HEARTBEAT_MS,
+    ZMTP_TIMEOUT_MS,
 )
 from wire.messages import CONTROL
 from wire.packets import Kind
@@ -71,11 +69,12 @@ def _common(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, PART_BYTES + HEADER_BYTES)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, TCP_IDLE_S)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, TCP_PROBE_S)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, TCP_PROBES)
-    socket.setsockopt(zmq.TCP_MAXRT, TCP_UNANSWERED_MS)
-    # No ZMTP heartbeats: with them libzmq aborts the process when a peer ends whose queue is full (its issue 4364).
+    # TCP looks for half-open connections, by what it has sent and by probes. ZMTP's own heartbeats must stay off: with
+    # them libzmq aborts the process when a peer ends whose queue is full (its issue 4364).
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, ZMTP_TIMEOUT_MS // 1000)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, ZMTP_HEARTBEAT_MS // 1000)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, ZMTP_TIMEOUT_MS // ZMTP_HEARTBEAT_MS)
+    socket.setsockopt(zmq.TCP_MAXRT, ZMTP_TIMEOUT_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, 10_000)
     socket.setsockopt(zmq.SNDTIMEO, 0)
     socket.setsockopt(zmq.RCVTIMEO, 0)

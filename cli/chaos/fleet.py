@@ -153,6 +153,10 @@ class Fleet:
         processes.stop(running, grace_s=grace_s)
         processes.collect(running)
 
+    async def answers(self, name: str) -> bool:
+        """Whether it takes connections now."""
+        return await _answers(self.seats[name].port)
+
     async def listening(self, name: str, timeout_s: float = 60.0) -> None:
         """Wait until a process takes connections. Raises `DCNRError` if it ends instead, or at the deadline."""
         seat = self.seats[name]

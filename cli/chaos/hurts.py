@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ ELSEWHERE = 0.9
 SPARES = 0.9
 """Above this roll a PNode is hurt that holds nothing."""
 SUPERSEDED_S = 30.0
+AGAIN_S, SERVED_S = 1.0, 90.0
+NO_STORE = "the store can't be used"
 
 COMMANDS = (
     ("attach", "{session}", "-o", "json"),
@@ -160,6 +163,23 @@ async def _orchestrator_back(engine: Engine, seconds: float, *, moves: bool) -> 
         _tell_newcomers(engine)
     engine.fleet.start(ORCHESTRATOR)
     engine.rewatch()
+    engine.later(_served(engine))
+
+
+async def _served(engine: Engine) -> None:
+    """An orchestrator that finds no store ends and says so; it is started again, as a service manager would do."""
+    seat, deadline = engine.fleet.orchestrator, time.monotonic() + SERVED_S
+    process = seat.process
+    while process is seat.process and process is not None and not await engine.fleet.answers(ORCHESTRATOR):
+        if time.monotonic() > deadline:
+            return
+        if not process.alive() and NO_STORE in process.tail(1):
+            await asyncio.sleep(AGAIN_S)
+            if process is seat.process:
+                engine.fleet.start(ORCHESTRATOR)
+                process = seat.process
+                engine.rewatch()
+        await asyncio.sleep(0.1)
 
 
 def _tell_newcomers(engine: Engine) -> None:

@@ -177,6 +177,7 @@ class Campaign:
         remote = weed is not None and (wanted.store == "seaweed" or number // len(NETS) % 2 == 1)
         seed = random.Random(f"{wanted.seed}/{number}").randrange(1, 10**6)
         home = self.folder / f"run-{number}"
+        shutil.rmtree(home, ignore_errors=True)  # of a run that was interrupted
         chosen = odds(self.state.left(wanted))
         chosen.pop(Kind.DISK if remote else Kind.STORE, None)
         if not chosen:

@@ -46,7 +46,11 @@ class Nursery:
     def close(self) -> None:
         """End it; what it has started runs on."""
         if self._process is not None:
-            self._process.communicate(timeout=10)
+            try:
+                self._process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.communicate()
 
     def start(self, name: str, module: str, arguments: Sequence[str], *, log: Path, threads: int) -> Process:
         """See `cli.processes.start`; what is no daemon, or needs more than one thread, is started in the usual way."""

@@ -215,7 +215,8 @@ class Client:
             try:
                 _, received = await self._bus.ask(PeerRef(ORCHESTRATOR, 0, [address]), message, frames, timeout_s=ASK_S)
             except RefusedError as error:
-                if error.code in ("unavailable", "store", "unreachable"):
+                if error.code in ("unavailable", "store", "unreachable", "superseded"):
+                    self._place += error.code == "superseded"
                     await asyncio.sleep(AGAIN_S)
                     message = self._anew(message)
                     continue

@@ -69,6 +69,8 @@ def chaos(
         again += f" --gap {gap:g}" + (f" --faults {faults}" if faults else "")
         again += "".join(f" --set {shlex.quote(text)}" for text in sets or [])
         terminal.line(f"seed {seed} (again: {again})", style="bold")
+        if terminal.json:
+            terminal.record({"event": "begin", "seed": seed, "again": again}, indent=False)
         good = _undergo(Trial(shape, seed, odds, rules, gap, members=max(1, pnodes - 1)), prepared, terminal)
     finally:
         if keep:

@@ -128,7 +128,8 @@ class Client:
             await self._wait_for_pnodes()
             try:
                 info = await self._act("start", until=plan.until)
-            except RefusedError:
+            except RefusedError as error:
+                self.started = error.code == "state"  # an earlier request, whose answer was lost, started it
                 await asyncio.sleep(AGAIN_S)
             else:
                 self._saw(info)

@@ -101,27 +101,6 @@ async def test_an_orchestrator_elsewhere_is_found_in_the_store(conductor: Conduc
         await later.close()
 
 
-async def test_a_restarted_one_finds_an_orchestrator_elsewhere_too(conductor: Conductor, tmp_path: Path) -> None:
-    """It's told the old address and no store: it remembers both store and term."""
-    old = conductor.processes["p2"]
-    old.kill()
-    await old.wait()
-    await conductor.bus.close()
-    later = Conductor(tmp_path, term=2)
-    later.take_over(conductor)
-    await later.start()
-    try:
-        await later.store.put(TERM_KEY, seal(TermRecord("test", 2, later.bus.me.addresses)))
-        await conductor.spawn("p2")
-        await later.until(lambda: "p2" in later.beats, 60)
-        assert later.beats["p2"].term == 2
-        kept = tmp_path / "p2" / "p2.member.json"
-        await later.until(lambda: later.address in kept.read_text(), 60)  # it's written by a thread of its own
-    finally:
-        later.processes = {}
-        await later.close()
-
-
 async def test_a_store_that_is_away_pauses_training_and_says_so(conductor: Conductor, tmp_path: Path) -> None:
     """The folder of the parts becomes a file: nothing can be written below it, as on a full or read-only disk."""
     network, data = prepare_network("gpt-char", SETS, tmp_path)

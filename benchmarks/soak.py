@@ -88,10 +88,15 @@ def describe(found: dict[str, tuple[int, int]]) -> str:
     return ", ".join(f"{name} {rss / 1e6:.0f} MB {fds} files" for name, (rss, fds) in found.items())
 
 
+def part_s(result: dict[str, Any]) -> float:
+    """How long each of the two stretches is that are compared, in seconds."""
+    return min(600.0, 10.0 * float(result["minutes"]))
+
+
 def verdict(result: dict[str, Any]) -> list[tuple[str, str, float, float, float]]:
     """By process and quantity: mean early, mean late, and how much that is."""
     end = 60 * result["minutes"]
-    part = min(600.0, end / 6)
+    part = part_s(result)
     found = []
     for name in result["samples"][0][1]:
         for index, what in enumerate(("RSS, MB", "open files")):
@@ -105,11 +110,11 @@ def verdict(result: dict[str, Any]) -> list[tuple[str, str, float, float, float]
 
 def table(result: dict[str, Any]) -> str:
     """Markdown."""
-    rows = verdict(result)
+    rows, part = verdict(result), part_s(result) / 60
     lines = [
         f"{result['minutes']:g} minutes, {result['restarts']} restarts of a PNode, {result['steps']} steps; "
         f"{result['machine']}",
-        "", "| process | | minutes 10 to 20 | last 10 minutes | change |", "|---|---|---|---|---|",
+        "", f"| process | | minutes {part:g} to {2 * part:g} | last {part:g} minutes | change |", "|---|---|---|---|---|",
     ]  # fmt: skip
     lines += [
         f"| {name} | {what} | {early:.1f} | {late:.1f} | {change:+.1%} |" for name, what, early, late, change in rows

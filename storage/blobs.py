@@ -34,14 +34,14 @@ class Blobs:
         self._store = store
 
     async def put(self, data: Buffer) -> str:
-        """Store bytes; their digest. A damaged copy of another size is replaced."""
+        """Store bytes; their digest. A copy that can be seen to be damaged is replaced."""
         digest = digest_of(data)
         key = blob_key(digest)
-        if await self._size(key) != len(data):
+        if not await self.has(digest, len(data)):
             try:
                 await self._store.put_if_absent(key, data)
             except ConflictError:
-                if await self._size(key) != len(data):
+                if not await self.has(digest, len(data)):
                     await self._store.put(key, data)
         return digest
 
@@ -54,7 +54,7 @@ class Blobs:
 
         digest, size = await asyncio.to_thread(read)
         key = blob_key(digest)
-        if await self._size(key) != size:
+        if not await self.has(digest, size):
             await self._store.put_file(key, path)
         return digest
 
@@ -63,15 +63,17 @@ class Blobs:
         key = blob_key(digest)
         return (await read_again(lambda: self._store.get(key, sha256=digest, max_bytes=max_bytes))).data
 
-    async def has(self, digest: str) -> bool:
-        """Whether the blob is there."""
-        return await self._size(blob_key(digest)) is not None
+    async def has(self, digest: str, size_bytes: int | None = None) -> bool:
+        """Whether the blob is there and, as far as that shows without fetching it, whole.
 
-    async def _size(self, key: str) -> int | None:
+        Its size shows, and on local disk, where an etag is the SHA-256 of what is there now, its digest.
+        """
         try:
-            return (await self._store.head(key)).size_bytes
+            entry = await self._store.head(blob_key(digest))
         except NotFoundError:
-            return None
+            return False
+        seen = entry.etag if DIGEST.fullmatch(entry.etag) else digest
+        return seen == digest and size_bytes in (None, entry.size_bytes)
 
     async def fetch_to_file(self, digest: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
         """Write the verified blob to `path`, whole or not at all; does nothing if those bytes are there already.

@@ -21,7 +21,7 @@ from tests.integration.storage.conftest import BUCKET
 from tests.integration.storage.other_servers import NotToBeHadError, client, other_server
 from tests.seaweed import ENVIRONMENT, Seaweed, make_bucket
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 HERE = Path(__file__).parent
 OLDEST = ["aioboto3==14.0.0"]
@@ -75,7 +75,7 @@ def run_suite(endpoint: str, files: list[str], select: str, versions: Path | Non
     path = os.pathsep.join([*([str(versions)] if versions else []), str(HERE.parents[2])])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", select]
     done = subprocess.run(
-        [*command, *(str(HERE / name) for name in files)], capture_output=True, text=True, timeout=1200,
+        [*command, *(str(HERE / name) for name in files)], capture_output=True, text=True, timeout=1700,
         env=os.environ | {"DCNR_TEST_S3": endpoint, "PYTHONPATH": path}, cwd=HERE.parents[2], check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]

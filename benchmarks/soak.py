@@ -114,7 +114,8 @@ def table(result: dict[str, Any]) -> str:
     lines = [
         f"{result['minutes']:g} minutes, {result['restarts']} restarts of a PNode, {result['steps']} steps; "
         f"{result['machine']}",
-        "", f"| process | | minutes {part:g} to {2 * part:g} | last {part:g} minutes | change |", "|---|---|---|---|---|",
+        "", f"| process | | minutes {part:g} to {2 * part:g} | last {part:g} minutes | change |",
+        "|---|---|---|---|---|",
     ]  # fmt: skip
     lines += [
         f"| {name} | {what} | {early:.1f} | {late:.1f} | {change:+.1%} |" for name, what, early, late, change in rows

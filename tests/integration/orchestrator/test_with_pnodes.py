@@ -1,4 +1,4 @@
-"""The orchestrator with real PNode processes: real training, kill -9, resume, and the same hash in the end."""
+"""The orchestrator with real PNode processes: real training, kill -9, recovery, and the same hash in the end."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ async def real_cluster(
     folder: Path, pnodes: int
 ) -> AsyncIterator[tuple[Cluster, dict[str, asyncio.subprocess.Process]]]:
     """An orchestrator in this process and PNodes in their own."""
-    here = Cluster(folder, lease_s=2.0)
+    here = Cluster(folder, lease_s=5.0)
     await here.up()
     processes: dict[str, asyncio.subprocess.Process] = {}
     try:
         for number in range(1, pnodes + 1):
             processes[f"p{number}"] = await pnode_process(here, f"p{number}")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while len(here.service.membership.living()) < pnodes:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         yield here, processes
@@ -63,12 +63,13 @@ async def register(here: Cluster) -> str:
     assert network.recipe.data is not None
     packed = await asyncio.to_thread(pack, network.recipe.data, cache_dir=here.folder / "cache")
     message = messages.PutNetwork(str(new_request_id()), NETWORK)
-    await here.client.ask(message, messages.NetworkInfo, [network.to_bytes()], 60)
+    await here.client.ask(message, messages.NetworkInfo, [network.to_bytes()], 180)
     return await Blobs(here.store).put_file(packed.path)
 
 
 @pytest.mark.e2e
-async def test_kill_a_pnode_and_resume_gives_the_hash_of_the_undisturbed_run(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+async def test_a_killed_pnode_is_made_good_to_the_hash_of_the_undisturbed_run(tmp_path: Path) -> None:
     async with real_cluster(tmp_path, 3) as (here, processes):
         data = await register(here)
         common = {"data_digest": data, "data": "digits", "steps": 400, "seed": 7, "checkpoint_every": 10, "pnodes": 2}
@@ -79,12 +80,10 @@ async def test_kill_a_pnode_and_resume_gives_the_hash_of_the_undisturbed_run(tmp
         running = await here.client.until("broken", lambda info: info.committed >= 20, 120)
         victim = running.pnodes[-1]
         processes[victim].send_signal(signal.SIGKILL)
-        failed = await here.client.state("broken", "failed", 60)
-        assert victim in failed.error
-        await here.client.act("broken", "resume")
-        done = await here.client.state("broken", "finished", 120)
-        assert done.epoch == 2
+        done = await here.client.state("broken", "finished", 240)
+        assert (done.epoch, done.recoveries) == (2, 1)
         assert victim not in done.pnodes
+        assert any(f"PNode {victim} is lost" in event.text for event in await here.events("broken"))
         assert done.final_hash == whole.final_hash
         assert done.bit_exact == ""
         reports = await here.client.ask(
@@ -95,12 +94,13 @@ async def test_kill_a_pnode_and_resume_gives_the_hash_of_the_undisturbed_run(tmp
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(900)
 async def test_a_loss_that_becomes_infinite_keeps_the_checkpoint_and_names_step_and_vnode(tmp_path: Path) -> None:
     async with real_cluster(tmp_path, 2) as (here, _):
         network = load(NETWORK, sets=["train.optimizer.lr=1e30", "train.schedule.warmup=0"])
         data = await register(here)
         message = messages.PutNetwork(str(new_request_id()), NETWORK)
-        await here.client.ask(message, messages.NetworkInfo, [network.to_bytes()], 60)
+        await here.client.ask(message, messages.NetworkInfo, [network.to_bytes()], 180)
         await here.create(NETWORK, data_digest=data, steps=50, checkpoint_every=1)
         await here.client.state(f"{NETWORK}-1", "failed", 120)
         # The cut of the last good step was on its way when the run failed: it is committed all the same.

@@ -87,6 +87,10 @@ class Members:
         await self.here.client.act(name, "undeploy")
         return info
 
+    async def story(self, name: str) -> str:
+        """Everything that was logged of a run."""
+        return "\n".join(f"{event.kind}: {event.text}" for event in await self.here.events(name))
+
     async def dcnr(self, *arguments: str) -> tuple[int, str, str]:
         """A command as a person gives it: exit code, standard output and error."""
         child = await asyncio.create_subprocess_exec(

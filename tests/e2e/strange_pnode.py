@@ -21,7 +21,17 @@ def release(seconds: float) -> None:
     ctypes.CDLL(None).usleep(int(seconds * 1e6))
 
 
-HOW: dict[str, Callable[[float], None]] = {"release": release}
+def hold(seconds: float) -> None:
+    """A long operation that holds it: no other thread of the process runs a line of Python meanwhile."""
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def vanish(seconds: float) -> None:
+    """The compute thread is taken away, and Python does not know."""
+    ctypes.CDLL(None).pthread_exit(0)
+
+
+HOW: dict[str, Callable[[float], None]] = {"release": release, "hold": hold, "vanish": vanish}
 
 
 def main() -> None:

@@ -109,7 +109,10 @@ class Directory:
             peer.begin_stream(stream, positions)
 
     def merge(self, pending: Peer, existing: Peer, out: list[Command]) -> None:
-        """Whoever answered is known already: what waited for it goes to the link there is."""
+        """Whoever answered is known already: what waited for it goes to the link there is.
+
+        Of two streams on which nothing was sent yet the newer one counts: the other side may have begun it.
+        """
         for old, new in zip(pending.sending, existing.sending, strict=True):
             new.waiting.extend(old.waiting)
         existing.queued_bytes += pending.queued_bytes
@@ -120,6 +123,10 @@ class Directory:
         if pending.greeting_since is not None and existing.state is State.GREETING:
             existing.greeting_since = pending.greeting_since
         self.drop(pending, out)
+        if existing.state is State.GREETING and pending.stream > existing.stream:
+            del self._by_stream[existing.stream]
+            existing.stream = pending.stream
+            self._by_stream[existing.stream] = existing
 
     def drop(self, peer: Peer, out: list[Command]) -> None:
         """Know it no longer, but for what was received."""

@@ -290,6 +290,7 @@ class Endpoint:
                     out.append(Transmit(_route(packet.me), CONTROL, Kind.GONE, (gone,)))
                     return
                 peer = self._directory.by_boot.get(key)
+                known = peer is not None
                 if peer is None:
                     self._replaced(packet.me, out)
                     if len(self._directory.by_boot) >= self.limits.peers:
@@ -299,7 +300,10 @@ class Endpoint:
                 peer.heard_at = peer.sign_at = now
                 if not peer.ref.addresses and packet.me.addresses:
                     peer.meet(packet.me)
-                if peer.begin_stream(packet.stream, packet.bases):
+                if not packet.dst_boot and (known or peer.their_stream) and packet.stream != peer.their_stream:
+                    # It does not know yet whom it greets, and may have another link to us, which goes on then.
+                    out.append(peer.welcome(packet.stream))
+                elif peer.begin_stream(packet.stream, packet.bases):
                     out.append(peer.welcome())
                 self._time(peer, now)
             case Welcome() if introduces(packet.me, key) and packet.dst_boot == self.me.boot:
@@ -335,10 +339,13 @@ class Endpoint:
                 others = [other for other in packet.me.addresses if other != address]
                 peer.meet(PeerRef(packet.src, packet.src_boot, [address, *others]))
                 self._directory.enter(peer)
+                out.append(peer.hello(now))  # now that it's known whom: our stream begins there, if it did not yet
             else:
                 self._timed.pop(peer, None)
                 self._directory.merge(peer, existing, out)
                 peer = existing
+                if peer.state is State.GREETING:
+                    out.append(peer.hello(now))
         elif (peer.ref.id, peer.ref.boot) != key:
             self.counters["refused_handshakes"] += 1
             return

@@ -173,9 +173,10 @@ class Peer:
         header = write_header(Kind.HELLO, *self.addressed(), self.me, self.stream, self.bases())
         return Transmit(self.route, CONTROL, Kind.HELLO, (header,))
 
-    def welcome(self) -> Transmit:
-        """Answer a Hello."""
-        header = write_header(Kind.WELCOME, *self.addressed(), self.me, self.their_stream, self.stream, self.bases())
+    def welcome(self, greeting: int = 0) -> Transmit:
+        """Answer a Hello; `greeting`: one that began no stream, by the stream that it named."""
+        yours = greeting or self.their_stream
+        header = write_header(Kind.WELCOME, *self.addressed(), self.me, yours, self.stream, self.bases())
         return Transmit(self.route, CONTROL, Kind.WELCOME, (header,))
 
     def ack(self, lane: int) -> Transmit:

@@ -1,4 +1,8 @@
-"""Some of many at a time, all or the first error: nothing of it runs on after an error was raised."""
+"""Some of many at a time, all or the first error: nothing of it runs on after an error was raised.
+
+Not by a TaskGroup: when one of its tasks fails it cancels the task that waits for it and, up to Python 3.12, leaves
+that counted as cancelled for ever. The HTTP library then takes any later hitch in the same task for its end.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,21 @@ async def in_parallel(work: Callable[[A], Awaitable[R]], items: Iterable[A], at_
         async with gate:
             return await work(item)
 
+    tasks = [asyncio.ensure_future(one(item)) for item in items]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(item)) for item in items]
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from failed
-    return [task.result() for task in tasks]
+        done: set[asyncio.Task[R]] = set()
+        if tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task in done and (error := task.exception()) is not None:
+                raise error
+        return [task.result() for task in tasks]
+    finally:
+        left = [task for task in tasks if not task.done()]
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()  # an error that came after the first one is nobody's

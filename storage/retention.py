@@ -60,10 +60,13 @@ async def newest_complete(store: Store, prefix: str, *, verify: bool = False, av
         try:
             digest = check_manifest_key(prefix, key)
             if key in avoid:
-                raise CorruptError(f"{key} was found damaged", key=key)
+                raise CorruptError("it was found damaged before", key=key)
             manifest = await read_manifest(store, prefix, key, digest)
         except (NotFoundError, CorruptError, BadKeyError) as error:
-            problems.append(f"step {step} has no usable manifest: {error}")
+            known = key in avoid
+            problems.append(
+                f"step {step} is passed over: {error}" if known else f"step {step} has no usable manifest: {error}"
+            )
             if not candidates:  # the chain is broken here; older cuts are whole all the same
                 candidates = [other async for other in _manifests(store, prefix) if _step_of(other) < step][::-1]
             continue

@@ -15,8 +15,7 @@ from tests.seaweed import ENVIRONMENT, seaweed_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-RUN = ["train", "mlp-digits", "--set", "train.checkpoint.every=5", "--set", "train.checkpoint.keep=2"]
-STEPS = 100
+ROOT = Path(__file__).parents[2]
 
 
 def mount(folder: Path, options: str) -> None:
@@ -109,7 +108,10 @@ def test_the_clock_of_a_pnode_is_wrong(dcnr: Dcnr, tmp_path: Path) -> None:
             return next((node["state"] for node in dcnr.json("ps", "--pnodes") if node["pnode"] == "p2"), "")
 
         dcnr.wait_for(lambda: state() == "alive", 180)
-        run = [*RUN, "--pnodes", "2", "--steps", str(STEPS)]
+        pinned = tmp_path / "pinned.yaml"  # each PNode has something to save
+        text = (ROOT / "networks/mlp-digits.yaml").read_text().replace("name: mlp-digits", "name: pinned")
+        pinned.write_text(text + "place: {fc1: p1, fc2: p2}\n")
+        run = ["train", str(pinned), "--steps", "100", "--set", "train.checkpoint.every=5"]
         dcnr(*run, "--name", "calm", timeout=300)
         for name, minutes, side in (("fast", 20, "ahead of"), ("slow", -20, "behind")):
             clock.set(60 * minutes)

@@ -112,20 +112,3 @@ def test_eval_and_infer_go_on_too(trained: Dcnr, command: list[str]) -> None:
     hit = trained.run(*command, "-o", "json")
     assert hit.returncode == 0, hit.stderr
     assert outcome(hit.stdout) == outcome(calm.stdout)
-
-
-def test_a_generation_while_its_session_trains_and_recovers(trained: Dcnr) -> None:
-    """The weights move with the training, so the tokens are its own; but it ends well, and tells of the loss."""
-    revive(trained)
-    steps = ["--steps", "100000", "--name", "busy", "--pnodes", "3"]
-    trained("train", "gpt-char", *steps, *SETS, "-d")
-    trained.wait_for(lambda: trained.session("busy")["committed"] > 0)
-    kill = trained.pids()[trained.session("busy")["pnodes"][1]]
-    child = trained.start("generate", "busy", "def ", "-n", str(TOKENS))
-    text = generated(child, 40, kill).decode()
-    assert child.wait(timeout=60) == 0, text
-    assert "busy is placed anew (" in text
-    assert f"{TOKENS} tokens, " in text
-    assert trained.session("busy")["recoveries"] >= 1
-    trained("stop", "busy")
-    trained("rm", "busy", "--yes")

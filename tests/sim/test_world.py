@@ -110,6 +110,8 @@ NEVER = {
     "collect_garbage", "shut_down", "rebalance",
 }  # fmt: skip
 """Messages that no run of the world sends: questions of people, and inference."""
+RARE = {"inspect_run", "refused", "report_now", "run_failed"}
+"""Those that a run sends only where something else goes wrong, or is looked into."""
 
 
 def everything(seed: int, loss: Loss) -> Plan:
@@ -129,7 +131,7 @@ def test_any_one_message_may_be_lost(tag: str, deep: bool) -> None:
     """Lost on the line it is sent again at once; lost behind the link, it is asked again or its wait ends."""
     history = run(3, plan=everything(3, Loss(tag, deep=deep)))
     lost = [e for e in history.events if isinstance(e, Fault) and e.kind.endswith(f"_{tag}")]
-    assert len(lost) == (tag not in NEVER)
+    assert len(lost) <= 1 if tag in RARE else len(lost) == (tag not in NEVER)
     breaches = [b for b in check(history) if not (deep and b.invariant == "the run finishes")]
     assert not breaches, "\n".join(map(str, breaches[:3]))
     assert history.ended == "finished"

@@ -104,11 +104,12 @@ async def test_a_session_without_a_copy_is_left_out_and_nothing_of_it_is_deleted
 async def test_a_record_damaged_while_it_runs_is_written_anew(tmp_path: Path) -> None:
     async with cluster(tmp_path, step_s=0.01) as here:
         await here.network()
-        await here.create(steps=60, checkpoint_every=10)
+        await here.create(steps=400, checkpoint_every=10)
         await here.client.until("toy-1", lambda info: info.committed >= 10)
         flip(tmp_path / "store" / RECORDS["session"])
+        assert (await here.client.session("toy-1")).state == "running"
         done = await here.client.state("toy-1", "finished")
-        assert done.final_hash == await undisturbed(here.store, "toy-1", 60)
+        assert done.final_hash == await undisturbed(here.store, "toy-1", 400)
         await here.down()
         fresh = Truth(here.store)
         assert [record.state for record in await fresh.sessions()] == ["finished"]

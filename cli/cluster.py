@@ -16,6 +16,7 @@ from cli import processes
 from cli.context import parse_address, read_json, write_json
 from cli.processes import Process
 from cli.running import undisturbed
+from wire.ending import GRACE_S
 from wire.errors import BadFileError, DCNRError, UsageError
 
 START_TIMEOUT_S = 60.0
@@ -186,7 +187,7 @@ def add_pnode(cluster: Cluster, name: str) -> Cluster:
     return cluster
 
 
-def stop(cluster: Cluster, *, grace_s: float = 5.0) -> list[Process]:
+def stop(cluster: Cluster, *, grace_s: float = GRACE_S) -> list[Process]:
     """End every process of the cluster and forget it. Returns those that had to be killed."""
     with undisturbed():
         killed = processes.stop(cluster.processes(), grace_s=grace_s)

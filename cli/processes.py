@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from wire.ending import GRACE_S
 from wire.errors import BadFileError, DCNRError
 
 
@@ -128,7 +129,7 @@ def collect(processes: Iterable[Process], timeout_s: float = 2.0) -> None:
         time.sleep(0.01)
 
 
-def stop(processes: Iterable[Process], *, grace_s: float = 5.0, kill_after_s: float = 5.0) -> list[Process]:
+def stop(processes: Iterable[Process], *, grace_s: float = GRACE_S, kill_after_s: float = 5.0) -> list[Process]:
     """End all of them: SIGTERM, then SIGKILL to the group for those that are still there. Returns the ones killed.
 
     Raises `DCNRError` naming those that not even SIGKILL ended.

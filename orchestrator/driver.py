@@ -34,7 +34,7 @@ RELEASE_S = 20.0
 WRITE_PAUSE_S = 1.0
 DURABLE_S = 8.0
 """How long somebody who asked for something waits for it to be stored."""
-CLOSE_S = 2.0
+CLOSE_S = 1.0
 
 
 class SessionDriver:

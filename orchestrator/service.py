@@ -58,7 +58,9 @@ from wire.messages import (
 
 TICK_S = 0.25
 FLUSH_S = 1.0
-STOP_S = 5.0
+DURABLE_STOP_S, TASKS_STOP_S = 4.0, 0.5
+"""Of the end: for writes of the truth under way, and for what was cancelled; each session then has `CLOSE_S` to store
+what it has not stored, and the rest of `END_S` closes bus and store."""
 AT_ONCE = 16
 ADOPT_S = 5.0
 """Beyond two leases: for PNodes to find a new orchestrator and report to it."""
@@ -239,11 +241,11 @@ class Service:
 
     async def _close(self) -> None:
         if self._durable and self._error is None:
-            await asyncio.wait(list(self._durable), timeout=STOP_S)
+            await asyncio.wait(list(self._durable), timeout=DURABLE_STOP_S)
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=STOP_S)
+            await asyncio.wait(list(self._tasks), timeout=TASKS_STOP_S)
         if self._error is None:
             await asyncio.gather(*(driver.close() for driver in self.sessions.values()))
         self._save_events()

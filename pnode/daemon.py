@@ -31,6 +31,7 @@ from pnode.session import Session
 from storage.open import open_store
 from storage.store import Store
 from wire.bus import Bus
+from wire.ending import CLOSING_S, END_S
 from wire.errors import DCNRError, RemoteError
 from wire.messages import (
     Committed,
@@ -60,7 +61,8 @@ from wire.messages import (
 )
 
 CHECK_S = 1.0
-STOP_S = 5.0
+BACKGROUND_S = 2.0
+"""Of the end, what background work gets to end by itself."""
 MAX_HEARD = 500
 
 
@@ -102,6 +104,8 @@ class Daemon:
         self._home: Home | None = None
         self._trouble: DCNRError | None = None
         self._spawned: set[asyncio.Task[Any]] = set()
+        self._parts: list[asyncio.Task[None]] = []
+        self._end_at: float | None = None
         self.hub = Hub(
             options.name, bus, PeerRef("", 0, [options.orchestrator]), options.home, options.bounds, self._spawn, log,
             clock=clock,
@@ -139,16 +143,13 @@ class Daemon:
         await self.bus.start()
         try:
             self._home = Home(self.options.home)
-            profile = await self._start_computing()
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                parts = [self.membership.register(profile), self.membership.report(), self._checks()]
-                if self._profile is None:
-                    parts.append(self.lag.run())
-                tasks = [group.create_task(part) for part in parts]
+                self._parts.append(group.create_task(self._begin(group)))
                 await self._stopping.wait()
+                self._end_at = asyncio.get_running_loop().time() + END_S
                 self.membership.say_goodbye()
-                for task in tasks:
+                for task in self._parts:
                     task.cancel()
                 self.deployments.release_all()
                 group.create_task(self._give_up_rest())
@@ -160,19 +161,32 @@ class Daemon:
             self._group = None
             await self._end()
 
+    async def _begin(self, group: asyncio.TaskGroup) -> None:
+        """Have what computes, then everything that goes on until `stop`, which may come before."""
+        profile = await self._start_computing()
+        parts = [self.membership.register(profile), self.membership.report(), self._checks()]
+        if self._profile is None:
+            parts.append(self.lag.run())
+        self._parts += [group.create_task(part) for part in parts]
+
     async def _give_up_rest(self) -> None:
         """Work in the background has a moment to end, then it is dropped."""
         await asyncio.sleep(0)
         mine = asyncio.current_task()
         rest = [task for task in asyncio.all_tasks() if task in self._spawned and task is not mine]
         if rest:
-            await asyncio.wait(rest, timeout=STOP_S)
+            await asyncio.wait(rest, timeout=BACKGROUND_S)
         for task in rest:
             task.cancel()
 
     async def _end(self) -> None:
-        for compute in self.computing.threads:
-            if not await asyncio.to_thread(compute.stop, STOP_S):
+        """Close everything, by `END_S` after `stop`: a running action gets what closing does not need."""
+        now = asyncio.get_running_loop().time()
+        end_at = self._end_at if self._end_at is not None else now + END_S
+        left_s = max(0.0, end_at - CLOSING_S - now)
+        stops = [asyncio.to_thread(compute.stop, left_s) for compute in self.computing.threads]
+        for compute, ended in zip(self.computing.threads, await asyncio.gather(*stops), strict=True):
+            if not ended:
                 self.log.warning("compute thread did not end", device=compute.name)
         await self.bus.close()
         if self.hub.store is not None:

@@ -1,4 +1,4 @@
-"""`dcnr-pnode`: one PNode. Ends in good order on SIGTERM and SIGINT; a second signal ends it at once.
+"""`dcnr-pnode`: one PNode. Ends in good order on SIGTERM and SIGINT, within `END_S`; a second signal ends it at once.
 
 Exit codes: 0, 1 refused or failed, 2 usage, 69 address can't be had, 130 Ctrl-C.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pnode.waiting import sleep_while_waiting
+from wire.ending import end_in_time
 from wire.errors import DCNRError, MisuseError, UsageError
 from wire.loop import run as run_loop
 
@@ -163,6 +164,7 @@ def _watch_signals(daemon: Daemon) -> None:
         seen.append(number)
         if len(seen) > 1:
             os._exit(128 + number)
+        end_in_time("dcnr-pnode")
         daemon.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.options import HomeOption, OrchestratorOption, Output, OutputOption
+from wire.ending import GRACE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -154,7 +155,7 @@ def _say_up(terminal: Terminal, cluster: Cluster, word: str, done: Done | None =
 
 def down(
     home: HomeOption = None,
-    grace: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait before killing.")] = 8.0,
+    grace: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait before killing.")] = GRACE_S,
     output: OutputOption = Output.text,
 ) -> None:
     """End the local cluster; nothing of it stays but its store and logs."""

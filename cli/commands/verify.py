@@ -127,7 +127,7 @@ def _verify(
     try:
         return run(_compare(cluster, runs, kinds, pnodes, steps, seed, not against, terminal), grace_s=None)
     finally:
-        stop(cluster, grace_s=3.0)
+        stop(cluster)
 
 
 async def _compare(

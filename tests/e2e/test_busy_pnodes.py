@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.members import Members, members
+from wire.ending import GRACE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -78,6 +79,8 @@ async def test_beyond_the_limit_of_computing_the_error_names_the_setting(tmp_pat
         assert node["state"] == "alive"
         assert "computes for" in node["health"]
         assert node["compute"] == "stalled"
+        here.processes["p2"].terminate()
+        assert await asyncio.wait_for(here.processes["p2"].wait(), GRACE_S) == 0, "it still computes, and ends in time"
 
 
 async def test_one_that_holds_the_interpreter_lock_is_suspected_named_and_fenced(tmp_path: Path) -> None:

@@ -6,15 +6,18 @@ import asyncio
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import structlog
 
+from pnode.compute_thread import ComputeThread
 from pnode.daemon import Daemon, Options
 from tests.integration.pnode.conductor import Conductor
 from tests.integration.pnode.test_training import prepare_network
+from wire.ending import END_S
 from wire.ids import new_request_id
 from wire.messages import Ok, ShutDown, StartRun
 from wire.requests import RefusedError
@@ -129,6 +132,42 @@ async def test_without_its_home_folder_it_ends_and_says_why(conductor: Conductor
     told = (tmp_path / "p1.err").read_text()
     assert f"dcnr-pnode: the home folder {tmp_path / 'p1'} was {how}" in told.splitlines()[-1]
     assert "Traceback" not in told
+
+
+async def ends_in_time(task: asyncio.Future[None]) -> None:
+    async with asyncio.timeout(END_S):
+        await asyncio.wait([task])
+    assert task.exception() is None
+
+
+async def test_it_ends_in_time_though_it_computes_and_stores(conductor: Conductor, tmp_path: Path) -> None:
+    """A long action in the compute thread, and work in the background that does not end by itself."""
+    running = Running(conductor, tmp_path)
+    async with running as daemon:
+        await conductor.until(lambda: "p1" in conductor.beats)
+        daemon.computing.threads[0].submit("x", "a long one", lambda: time.sleep(20), lambda result, error: None)
+        daemon._spawn(asyncio.sleep(60))
+        daemon.stop()
+        await ends_in_time(running._task)
+    assert conductor.gone == ["p1"]
+
+
+async def test_it_ends_in_time_before_it_has_measured_itself(conductor: Conductor, tmp_path: Path) -> None:
+    running = Running(conductor, tmp_path)
+    daemon = running.daemon
+    started = asyncio.Event()
+
+    def make(device: str) -> ComputeThread:
+        started.set()
+        wake = asyncio.get_running_loop().call_soon_threadsafe
+        return ComputeThread(device, wake=wake, prepare=lambda: time.sleep(20))
+
+    daemon.computing._make = make
+    async with running:
+        await started.wait()
+        daemon.stop()
+        await ends_in_time(running._task)
+    assert conductor.beats == {}
 
 
 async def test_a_log_that_can_not_be_written_is_said_once_and_does_no_harm(tmp_path: Path) -> None:

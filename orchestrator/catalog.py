@@ -1,6 +1,8 @@
 """Networks as the orchestrator uses them: read from blobs by digest, checked, and kept while they are used.
 
-Reading a network needs the node types and so torch; it is imported by the first network, in a thread.
+Reading a network needs the node types and so torch. It is imported by the first network of a new cluster, in a thread;
+but much of that time the interpreter's lock is held, and no thread helps against that. So where there are networks it
+is imported before anybody can reach this process (`load_reader`), and no heartbeat waits for it.
 """
 
 from __future__ import annotations
@@ -92,6 +94,11 @@ class Catalog:
         while len(self._kept) > KEPT:
             self._kept.popitem(last=False)
         return found
+
+
+def load_reader() -> None:
+    """Import what reading a network needs; that takes seconds."""
+    import networks.network  # noqa: F401
 
 
 def _read(data: bytes) -> Listed:

@@ -1,4 +1,4 @@
-"""`dcnr-orchestrator`: the orchestrator of a cluster. Ends in good order on SIGTERM and SIGINT.
+"""`dcnr-orchestrator`: the orchestrator of a cluster. Ends in good order on SIGTERM and SIGINT, within `END_S`.
 
 A second signal ends it at once. When it is ready it writes `<home>/orchestrator.json` with its address. It also ends
 when its home folder is removed, so that a cluster whose folder is gone leaves no process behind.
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from orchestrator.lifecycle import AWAY_S, RECOVER_S
+from wire.ending import end_in_time
 from wire.errors import DCNRError, UsageError
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
         )
         signals = _watch_signals(service)
         try:
+            await _load_what_is_needed(service)
             await service.open()
             mark = _announce(home, service)
             watch = asyncio.ensure_future(_watch_home(home, mark, service))
@@ -117,6 +119,16 @@ async def _serve(arguments: argparse.Namespace) -> int:
             await store.close()
     log.info("ended")
     return 130 if signal.SIGINT in signals else 0
+
+
+async def _load_what_is_needed(service: Service) -> None:
+    """Before the address is bound: it stalls this process for seconds, in which nobody would be answered."""
+    from orchestrator.catalog import load_reader
+    from storage.store import StoreError
+
+    with contextlib.suppress(StoreError):  # `open` tells what is wrong with the store
+        if await service.truth.any_networks():
+            await asyncio.to_thread(load_reader)
 
 
 def check_limits(lease_s: float, recover_s: float) -> None:
@@ -220,6 +232,7 @@ def _watch_signals(service: Service) -> set[int]:
         if seen:
             os._exit(128 + number)
         seen.add(number)
+        end_in_time("dcnr-orchestrator")
         service.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -135,6 +135,10 @@ class Truth:
                     found = unseal(error.data, EpochsRecord, key=EPOCHS_KEY).last
                     last = {**found, **{session: max(epoch, found.get(session, 0)) for session, epoch in last.items()}}
 
+    async def any_networks(self) -> bool:
+        """Whether there is a record of a network, sound or not."""
+        return bool(await self._keys(NETWORKS_PREFIX))
+
     async def networks(self) -> list[NetworkRecord]:
         """All networks whose records are sound."""
         keys = await self._keys(NETWORKS_PREFIX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -16,6 +17,10 @@ from typing import Any
 
 import psutil
 import pytest
+
+from tests.integration.orchestrator.cluster import Client, network_bytes
+from wire.ids import new_request_id
+from wire.messages import NetworkInfo, PutNetwork
 
 STARTED: list[subprocess.Popen[bytes]] = []
 
@@ -87,6 +92,44 @@ def test_a_killed_one_is_followed_by_a_higher_term(tmp_path: Path) -> None:
     mark = ready(tmp_path, second)
     assert mark["term"] == 2
     assert mark["boot"] != boot
+    second.terminate()
+    assert ended(second)[0] == 0
+
+
+async def registered(folder: Path, address: str) -> None:
+    """Register a network."""
+    client = Client(address)
+    await client.bus.start()
+    try:
+        message = PutNetwork(str(new_request_id()), "toy")
+        await client.ask(message, NetworkInfo, [network_bytes(folder)], 60)
+    finally:
+        await client.bus.close()
+
+
+def loads_torch_before_it_listens(process: subprocess.Popen[bytes], timeout_s: float = 60) -> bool:
+    """Wait until it can be reached; whether torch was loaded by then."""
+    found = psutil.Process(process.pid)
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if any(one.status == psutil.CONN_LISTEN for one in found.net_connections("tcp")):
+            return any("libtorch" in mapped.path for mapped in found.memory_maps())
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.005)
+    raise AssertionError("it does not listen")
+
+
+@pytest.mark.e2e
+def test_torch_is_loaded_before_it_can_be_reached_if_there_are_networks(tmp_path: Path) -> None:
+    """Loading it later would stall its loop for seconds: in a take-over, when all PNodes wait to be answered."""
+    first = start(tmp_path)
+    assert not loads_torch_before_it_listens(first), "a new cluster starts quickly"
+    asyncio.run(registered(tmp_path, ready(tmp_path, first)["address"]))
+    first.kill()
+    first.wait(10)
+    second = start(tmp_path)
+    assert loads_torch_before_it_listens(second)
+    ready(tmp_path, second)
     second.terminate()
     assert ended(second)[0] == 0
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -407,6 +408,7 @@ class Service:
     async def create_session(self, record: SessionRecord) -> SessionDriver:
         """A new session. Raises `DCNRError` if it can't be stored."""
         record.epoch = self.last_epochs.get(record.session, 0)
+        record.created = self._after_all(record.created)
         session = Session(record, term=self.term, new_id=self.new_id, limits=self.limits)
         driver = SessionDriver(self, session, EventLog())
         self.sessions[record.session] = driver
@@ -416,6 +418,11 @@ class Service:
             del self.sessions[record.session]
             raise
         return driver
+
+    def _after_all(self, created: float) -> float:
+        """That time, or one just after the newest session's: lists go by it, and a clock may have been set back."""
+        newest = max((driver.session.record.created for driver in self.sessions.values()), default=-math.inf)
+        return max(created, math.nextafter(newest, math.inf))
 
     async def forget_session(self, driver: SessionDriver) -> None:
         """Delete a session's record, so that it does not come back. Its name stays taken until `release_name`."""

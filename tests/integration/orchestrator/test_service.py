@@ -42,6 +42,20 @@ async def test_trains_to_the_end_and_commits(tmp_path: Path) -> None:
         assert committed == [10, 20, 30, 40]
 
 
+async def test_the_newest_is_last_though_the_clock_is_set_back(tmp_path: Path) -> None:
+    async with cluster(tmp_path, pnodes=0) as here:
+        await here.network()
+        names = [f"toy-{number}" for number in range(8, 12)]
+        for name, wall in zip(names, (2000.0, 2000.0, 1000.0, 500.0), strict=True):
+            here.service.wall = lambda wall=wall: wall  # type: ignore[misc]
+            await here.create(name=name, start=False)
+        request = messages.ListSessions(str(new_request_id()))
+        found = await here.client.ask(request, list[messages.SessionInfo])
+        assert [info.session for info in found] == names
+        assert max(found, key=lambda info: info.created).session == names[-1]
+        assert found[-1].created == pytest.approx(2000.0)
+
+
 async def test_a_client_that_attaches_later_sees_the_whole_course(tmp_path: Path) -> None:
     async with cluster(tmp_path) as here:
         await here.network()

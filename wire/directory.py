@@ -2,7 +2,8 @@
 
 Invariants: a peer whose boot is known is in `by_boot` exactly once. `_dead` holds boots that never speak again.
 `_cursors` keeps, of links that were dropped without that proof, what was received, so that a new life of the link hands
-nothing over twice. Both are bounded, oldest first.
+nothing over twice; and if something that had arrived could not be handed over yet, that this life can't go on, so that
+nothing is missing unseen. Both are bounded, oldest first.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Directory:
         self._latest: dict[str, Peer] = {}  # by id
         self._streams = 0
         self._dead: OrderedDict[Key, str] = OrderedDict()
-        self._cursors: OrderedDict[Key, tuple[int, list[int]]] = OrderedDict()
+        self._cursors: OrderedDict[Key, tuple[int, list[int], bool]] = OrderedDict()
         self._swept_at = 0.0
 
     def __iter__(self) -> Iterator[Peer]:
@@ -99,19 +100,36 @@ class Directory:
             self.enter(peer)
         return peer
 
+    def renew(self, peer: Peer) -> bool:
+        """Give a link on which nothing was sent yet a new stream, unless its own is the newest. Returns whether it did.
+
+        The other side may have seen a newer one, by name or by address, that was dropped here; it goes back to none.
+        """
+        if peer.stream == self._streams:
+            return False
+        self._streams += 1
+        self._renumber(peer, self._streams)
+        return True
+
+    def _renumber(self, peer: Peer, stream: int) -> None:
+        del self._by_stream[peer.stream]
+        peer.stream = stream
+        self._by_stream[stream] = peer
+
     def enter(self, peer: Peer) -> None:
         """The peer's boot is known now."""
         key = (peer.ref.id, peer.ref.boot)
         self.by_boot[key] = peer
         self._latest[peer.ref.id] = peer
-        stream, positions = self._cursors.pop(key, (0, []))
+        stream, positions, torn = self._cursors.pop(key, (0, [], False))
         if stream:
             peer.begin_stream(stream, positions)
+            peer.torn = torn
 
     def merge(self, pending: Peer, existing: Peer, out: list[Command]) -> None:
         """Whoever answered is known already: what waited for it goes to the link there is.
 
-        Of two streams on which nothing was sent yet the newer one counts: the other side may have begun it.
+        Of streams on which nothing was sent yet the newest counts: the other side may have begun it.
         """
         for old, new in zip(pending.sending, existing.sending, strict=True):
             new.waiting.extend(old.waiting)
@@ -124,9 +142,8 @@ class Directory:
             existing.greeting_since = pending.greeting_since
         self.drop(pending, out)
         if existing.state is State.GREETING and pending.stream > existing.stream:
-            del self._by_stream[existing.stream]
-            existing.stream = pending.stream
-            self._by_stream[existing.stream] = existing
+            self._renumber(existing, pending.stream)
+            self.renew(existing)
 
     def drop(self, peer: Peer, out: list[Command]) -> None:
         """Know it no longer, but for what was received."""
@@ -137,7 +154,7 @@ class Directory:
             del self.by_boot[key]
             if peer.their_stream:
                 positions = [receiving.next_seq for receiving in peer.receiving]
-                self._cursors[key] = (peer.their_stream, positions)
+                self._cursors[key] = (peer.their_stream, positions, peer.torn or peer.incomplete())
                 _bound(self._cursors, self._limits.dead_boots)
         if self._latest.get(peer.ref.id) is peer:
             del self._latest[peer.ref.id]
@@ -181,6 +198,6 @@ class Directory:
                 self.drop(peer, out)
 
 
-def _bound(remembered: OrderedDict[Key, str] | OrderedDict[Key, tuple[int, list[int]]], count: int) -> None:
+def _bound(remembered: OrderedDict[Key, str] | OrderedDict[Key, tuple[int, list[int], bool]], count: int) -> None:
     while len(remembered) > count:
         remembered.popitem(last=False)

@@ -161,7 +161,7 @@ class Endpoint:
             peer = self._directory.by_boot.get((packet.src, packet.src_boot))
             if packet.dst != self.me.id or packet.dst_boot != self.me.boot:
                 self.counters["refused_destinations"] += 1
-            elif peer is None or packet.stream != peer.their_stream:
+            elif peer is None or packet.stream != peer.their_stream or peer.torn:
                 self.counters["refused_streams"] += 1
             else:
                 self._linked(peer, packet, frames, now, out)
@@ -286,8 +286,7 @@ class Endpoint:
         match packet:
             case Hello() if introduces(packet.me, key):
                 if packet.dst not in ("", self.me.id) or packet.dst_boot not in (0, self.me.boot):
-                    gone = write_header(Kind.GONE, self.me.id, self.me.boot, *key, self.me, packet.stream)
-                    out.append(Transmit(_route(packet.me), CONTROL, Kind.GONE, (gone,)))
+                    out.append(self._gone(packet, _route(packet.me)))
                     return
                 peer = self._directory.by_boot.get(key)
                 known = peer is not None
@@ -305,6 +304,8 @@ class Endpoint:
                     out.append(peer.welcome(packet.stream))
                 elif peer.begin_stream(packet.stream, packet.bases):
                     out.append(peer.welcome())
+                elif packet.dst_boot:
+                    out.append(self._gone(packet, peer.route))
                 self._time(peer, now)
             case Welcome() if introduces(packet.me, key) and packet.dst_boot == self.me.boot:
                 greeted = self._directory.of_stream(packet.yours)
@@ -312,14 +313,30 @@ class Endpoint:
                     self._welcomed(greeted, packet, now, out)
             case Gone() if introduces(packet.me, key) and packet.dst_boot == self.me.boot:
                 greeted = self._directory.of_stream(packet.yours)
-                if greeted is not None and (greeted.ref.id, greeted.ref.boot) != key:
-                    self._lose(greeted, _gone_reason(greeted, packet.me), out, dead=greeted.ref.id == packet.me.id)
+                if greeted is not None:
+                    self._refused(greeted, packet, now, out)
             case Bye() if packet.dst_boot == self.me.boot:
                 peer = self._directory.by_boot.get(key)
                 if peer is not None:
                     self._lose(peer, f"{packet.src} has closed: {packet.reason}", out, dead=True)
             case _:
                 self.counters["refused_handshakes"] += 1
+
+    def _gone(self, packet: Hello | Welcome, route: Route) -> Transmit:
+        """What this packet greets, or the stream that it names, is not here any more: who is."""
+        gone = write_header(Kind.GONE, self.me.id, self.me.boot, packet.src, packet.src_boot, self.me, packet.stream)
+        return Transmit(route, CONTROL, Kind.GONE, (gone,))
+
+    def _refused(self, peer: Peer, packet: Gone, now: float, out: list[Command]) -> None:
+        if (peer.ref.id, peer.ref.boot) != (packet.src, packet.src_boot):
+            self._lose(peer, _gone_reason(peer, packet.me), out, dead=peer.ref.id == packet.me.id)
+        elif peer.state is State.UP:
+            self._lose(peer, f"{peer.name} has dropped what had arrived over this link", out)
+        elif self._directory.renew(peer):
+            out.append(peer.hello(now))
+            if peer.greeting_since is None:
+                peer.hello_at = None
+            self._time(peer, now)
 
     def _replaced(self, ref: PeerRef, out: list[Command]) -> None:
         for other in self._directory.replaced_by(ref):
@@ -338,6 +355,7 @@ class Endpoint:
                 # The address that answered is the one that works; what it advertises may not be reachable from here.
                 others = [other for other in packet.me.addresses if other != address]
                 peer.meet(PeerRef(packet.src, packet.src_boot, [address, *others]))
+                self._directory.renew(peer)
                 self._directory.enter(peer)
                 out.append(peer.hello(now))  # now that it's known whom: our stream begins there, if it did not yet
             else:
@@ -350,9 +368,13 @@ class Endpoint:
             self.counters["refused_handshakes"] += 1
             return
         peer.heard_at = peer.sign_at = now
-        peer.hello_at = None
         if not peer.begin_stream(packet.stream, packet.bases):
+            # A late answer, or the other is in a life of the link that can't go on: greeting goes on.
+            out.append(self._gone(packet, peer.route))
+            peer.pump(now, out)
+            self._time(peer, now)
             return
+        peer.hello_at = None
         before = len(out)
         if packet.yours == peer.stream:
             peer.up(now, out)

@@ -72,7 +72,10 @@ class Bye(Packet, frozen=True):
 
 
 class Gone(Packet, frozen=True):
-    """Answer to a Hello meant for another boot or id: who is here instead. `yours`: the stream it named."""
+    """Answer to a Hello meant for another boot or id: who is here instead. `yours`: the stream it named.
+
+    From the process that was meant: that stream can't go on.
+    """
 
     me: PeerRef
     yours: Number

@@ -47,6 +47,7 @@ class Peer:
         self.limits = limits
         self.state = State.GREETING
         self.their_stream = 0
+        self.torn = False  # part of what had arrived of their stream was dropped: it can't go on
         self.sending = tuple(SendLane(limits) for _ in LANES)
         self.receiving: tuple[ReceiveLane[Stored], ...] = tuple(ReceiveLane(limits) for _ in LANES)
         self.assembling: list[Assembly | None] = [None for _ in LANES]
@@ -199,16 +200,21 @@ class Peer:
     # ------------------------------------------------------------ what the other says
 
     def begin_stream(self, stream: int, bases: Sequence[int]) -> bool:
-        """The other names its stream and its bases. False if that is an older life of the link."""
-        if stream < self.their_stream:
+        """The other names its stream and its bases. False if that is an older life of the link, or can't go on."""
+        if stream < self.their_stream or (self.torn and stream == self.their_stream):
             return False
         if stream > self.their_stream:
             self.their_stream = stream
+            self.torn = False
             self.receiving = tuple(ReceiveLane(self.limits) for _ in LANES)
             self.assembling = [None for _ in LANES]
         for receiving, base in zip(self.receiving, bases, strict=True):
             receiving.advance(base)
         return True
+
+    def incomplete(self) -> bool:
+        """Whether something that was acknowledged, or may have been, is not handed over yet."""
+        return any(receiving.early for receiving in self.receiving) or any(one is not None for one in self.assembling)
 
     def up(self, now: float, out: list[Command]) -> None:
         """The other has named our stream: what waits can go."""

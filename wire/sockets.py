@@ -167,8 +167,14 @@ class Monitor:
 
     def __init__(self, router: zmq.Socket[bytes]) -> None:
         self._router = router
-        self._socket = router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        address = f"inproc://monitor-{id(self)}"
+        router.monitor(address, zmq.EVENT_DISCONNECTED)
+        self._socket: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
+        # libzmq's I/O thread waits for room here: with a limit, a loop that stands still would stop every connection.
+        # For inproc no limit on one end is none at all, if it is set before the ends are connected.
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.connect(address)
         self.fd = int(self._socket.getsockopt(zmq.FD))
 
     def closed(self) -> list[int]:

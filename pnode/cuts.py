@@ -39,6 +39,8 @@ class CutSaver:
         self._saved: dict[int, list[Part]] = {}
         self._turn = asyncio.Lock()
         self._gate = asyncio.Semaphore(PARALLEL)
+        self.last_try = False
+        """The session has ended: what the store does not take now is given up."""
         self._refused: dict[str, tuple[float, str]] = {}  # VNode -> since when its part can't be stored, and why
 
     def committed(self, applied: int) -> None:
@@ -105,7 +107,7 @@ class CutSaver:
                 async with self._gate:
                     return await save_part(self.store, self._deployment.store_prefix, vnode, state, known=self._known)
             except (StoreError, OSError) as error:
-                if self._hub.clock() + patience > deadline:
+                if self.last_try or self._hub.clock() + patience > deadline:
                     raise
                 text = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
                 if not self._refused:

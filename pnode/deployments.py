@@ -112,14 +112,14 @@ class Deployments:
         seat.since = self._hub.clock()
         seat.building = self._hub.spawn(self._build(seat, message, frames))
 
-    def _end(self, seat: _Seat, why: str) -> None:
-        """Whatever runs or is being built here ends; its memory stays."""
+    def _end(self, seat: _Seat, why: str, *, finish: bool = False) -> None:
+        """Whatever runs or is being built here ends; its memory stays. `finish`: as for `Session.release`."""
         if seat.building is not None:
             seat.building.cancel()
             seat.building = seat.fetch = None
             self._answer(seat, lambda request_id: Refused(request_id, SUPERSEDED, why))
         if seat.session is not None:
-            seat.session.release()
+            seat.session.release(finish=finish)
             seat.session = None
 
     def _answer(self, seat: _Seat, answer: Callable[[str], Ok | Refused]) -> None:
@@ -195,7 +195,7 @@ class Deployments:
         """Give a seat up, unless a newer epoch than the named one has it."""
         seat = self._seats.get(message.session)
         if seat is not None and seat.epoch <= message.epoch:
-            self._give_up(seat)
+            self._give_up(seat, finish=True)
         elif seat is None:
             self._remember(message.session, message.epoch)
         self._hub.bus.send(sender, Ok(message.request_id))
@@ -207,8 +207,8 @@ class Deployments:
         if forget:
             self._over.clear()
 
-    def _give_up(self, seat: _Seat) -> None:
-        self._end(seat, f"{seat.name} was released")
+    def _give_up(self, seat: _Seat, *, finish: bool = False) -> None:
+        self._end(seat, f"{seat.name} was released", finish=finish)
         seat.memory.clear()
         del self._seats[seat.name]
         self._remember(seat.name, seat.epoch)

@@ -150,18 +150,22 @@ class Session:
         """Stop after the step that is being made."""
         self.post(HoldAsked(save))
 
-    def release(self) -> None:
-        """End: nothing of this epoch is computed, applied, sent or saved any more. Its kept cuts stay in their memory.
+    def release(self, *, finish: bool = False) -> None:
+        """End: nothing of this epoch is computed, applied or sent any more. Its kept cuts stay in their memory.
 
-        The VNodes are freed as soon as the compute thread lets go of them.
+        With `finish`, cuts on their way to the store still get there if it takes them at once: the last good cut of a
+        run that failed is among them. Otherwise nothing more is saved. The VNodes are freed as soon as the compute
+        thread lets go of them.
         """
         self.post(Released())
         for lane in (self.lane, self.inference.lane, self.lane + "/inspect"):
             self.compute.drop(lane)
         self.inference.close("moved", f"session {self.id} has ended here, or was placed anew")
         self.reports.close()
-        for task in self._saves:
-            task.cancel()
+        self._cuts.last_try = True
+        if not finish:
+            for task in self._saves:
+                task.cancel()
         for future in self._inspections:
             future.cancel()
         self._work = None

@@ -345,7 +345,7 @@ class Membership:
         if member is None:
             return self._decide(pnode, now, wall)
         if pnode in self._claims:
-            reason = f"it did not answer within {PROBE_S:.0f} s, and {_address(self._claims[pnode].peer)} claims its id"
+            reason = f"it did not answer within {_span(PROBE_S)}, and {_address(self._claims[pnode].peer)} claims its id"
         elif member.state is not State.SUSPECT:
             return []
         elif self._may_live(member, now):
@@ -364,7 +364,7 @@ class Membership:
             quiet = now - member.seen
             if member.state is State.ALIVE and quiet >= self.lease_s:
                 _move(member, State.SUSPECT)
-                commands.append(Note(f"{member.id} is suspected: no sign of life for {quiet:.0f} s"))
+                commands.append(Note(f"{member.id} is suspected: no sign of life for {_span(quiet)}"))
                 commands += self._probe(member, now, self.probe_s)
             elif member.state is State.SUSPECT:
                 probed = self._probing.get(member.id)
@@ -414,18 +414,18 @@ class Membership:
 
     def _silence(self, member: Member, now: float, probed_s: float) -> str:
         """Why a suspect is lost: what is known of it, so that a stalled loop is told from a dead process."""
-        last = f"its last report was {now - member.seen:.0f} s ago"
+        last = f"its last report was {_span(now - member.seen)} ago"
         if member.loop_lag_s >= 1:
             last += f", its event loop {member.loop_lag_s:.1f} s behind"
         if member.compute != "idle":
             last += f", its compute thread {member.compute} for {member.compute_s:.0f} s"
         if member.broken != NEVER:
             return (
-                f"its connection closed, and it did not answer a probe within {probed_s:.0f} s ({last}): its process "
+                f"its connection closed, and it did not answer a probe within {_span(probed_s)} ({last}): its process "
                 f"ended, or its network is cut"
             )
         return (
-            f"no sign of life for {now - member.seen:.0f} s, nor an answer to a probe within {probed_s:.0f} s "
+            f"no sign of life for {_span(now - member.seen)}, nor an answer to a probe within {_span(probed_s)} "
             f"({last}): its process ended or stands still, or its network is cut"
         )
 
@@ -473,6 +473,11 @@ def _move(member: Member, state: State) -> None:
 
 def _address(peer: PeerRef) -> str:
     return ", ".join(peer.addresses) or f"{peer.id} (no address)"
+
+
+def _span(seconds: float) -> str:
+    """A time that passed, in whole seconds; less than one is not rounded away."""
+    return f"{seconds:.0f} s" if seconds >= 0.95 else f"{seconds:.2g} s"
 
 
 def _clock(wall: float) -> str:

@@ -86,6 +86,20 @@ def test_lease_suspect_and_lost() -> None:
     assert members.tick(100.0, 0.0) == []
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_times_below_a_second_are_not_rounded_away(broken: bool) -> None:
+    members = Membership(lease_s=0.6)
+    register(members, "p1", 1, 0.0)
+    if broken:
+        members.broke(peer("p1", 1), 0.7)
+    else:
+        members.tick(0.7, 0.0)
+    (lost,) = members.silent("p1", peer("p1", 1), 1.1, 0.0)
+    assert isinstance(lost, Lost)
+    assert "a probe within 0.4 s" in lost.reason
+    assert "its last report was 1 s ago" in lost.reason
+
+
 def test_a_probe_of_a_suspect_that_nobody_reports_on_ends_by_itself() -> None:
     members = Membership(lease_s=10)
     register(members, "p1", 1, 0.0)

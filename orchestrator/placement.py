@@ -72,7 +72,7 @@ def plan(work: Work, machines: Sequence[Machine], *, pnodes: int = 0, cores: Map
     placement = _no_more_than_round_robin(work, machines, placement, in_flight, pnodes)
     gap = max(0.0, guess[0] / greedy.lower_bound_s(pnodes) - 1)
     reasons = [
-        f"heuristic for {len(machines)} PNodes and {work.size} VNodes: at most {gap:.0%} above the best possible"
+        f"a heuristic for {len(machines)} PNodes and {work.size} VNodes chose it: at most {gap:.0%} above the best possible"
     ]
     if moved:
         reasons.append(f"{len(moved)} pinned VNodes moved to their PNodes after the search")
@@ -102,9 +102,9 @@ def _exact(
     whole = segments.count == work.size
     bound = 0.0 if whole else max(0.0, found.time_s / Greedy(work, machines, in_flight).lower_bound_s(pnodes) - 1)
     how = (
-        "exact: no contiguous placement on these PNodes is faster"
+        "no contiguous placement on these PNodes is faster (the search was exact)"
         if whole
-        else f"searched {segments.count} of {work.size} cuts: at most {bound:.0%} above the best possible"
+        else f"it is the best of {segments.count} of {work.size} cuts: at most {bound:.0%} above the best possible"
     )
     return _finish(work, machines, placement, [how], (found.time_s, whole, bound), cores)
 
@@ -155,7 +155,7 @@ def hand_placed(
 ) -> Plan:
     """The plan for a placement given by hand. Raises as `check_placement`, and `NothingFitsError`."""
     whole = check_placement(work, machines, placement)
-    found = planned(work, machines, whole, ["placed by hand"], cores)
+    found = planned(work, machines, whole, ["it was placed by hand"], cores)
     if lacking := why_it_does_not_fit(machines, found.forecast.memory_bytes):
         raise NothingFitsError(f"{work.graph.name} does not fit: {'; '.join(lacking)}")
     return found
@@ -334,11 +334,12 @@ def _sentences(work: Work, machines: Sequence[Machine], placement: Mapping[NodeI
         )
     idle = [machine.id for machine in machines if machine.id not in counts]
     if idle:
-        found.append(f"{', '.join(idle[:12])} stay idle: with them a step would not be faster")
+        stay, them = ("stays", "it") if len(idle) == 1 else ("stay", "them")
+        found.append(f"{', '.join(idle[:12])} {stay} idle: with {them} a step would not be faster")
     if result.wire_bytes:
         pair, most = max(result.wire_bytes.items(), key=lambda item: item[1])
         found.append(
-            f"{size_text(result.total_wire_bytes)} on the wire per step, most of it {pair[0]} -> {pair[1]} "
+            f"{size_text(result.total_wire_bytes)} go over the wire per step, most of it {pair[0]} -> {pair[1]} "
             f"({size_text(most)})"
         )
     busy = max(result.compute_s.values())

@@ -35,7 +35,7 @@ def compare(
     if absent:
         raise UsageError(f"{', '.join(absent)} can't be had at present", hint="dcnr ps --pnodes")
     here = {node: placement[node] for node in work.nodes}
-    present = planned(work, machines, here, ["as it is"], cores)
+    present = planned(work, machines, here, ["the VNodes are there now"], cores)
     best = plan(work, machines, cores=cores)
     if present.forecast.step_s < best.forecast.step_s * WORTH:
         return Comparison(present, present, 1.0, {}, 0)

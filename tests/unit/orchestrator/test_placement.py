@@ -20,6 +20,7 @@ from orchestrator.placement import (
     round_robin,
 )
 from orchestrator.predict import forecast, wire_bytes
+from orchestrator.rebalance import compare
 from orchestrator.work import Machine, Work, work_of
 from tests.unit.orchestrator.graphs import (
     equal_machines,
@@ -280,6 +281,23 @@ def test_placements_by_hand_are_checked_and_completed() -> None:
         check_placement(work, machines, {"nope": "p0"})
     with pytest.raises(UsageError, match="puts 'n0' on 'p9'"):
         check_placement(work, machines, {"n0": "p9"})
+
+
+def test_the_reasons_can_follow_the_word_because() -> None:
+    work = work_of(transformer_like(4), batch=12, microbatches=4)
+    machines = [Machine(f"p{i}", 2e10, 1 << 34, 1e4, 0.05, f"h{i}") for i in range(2)]
+    best = plan(work, machines)
+    assert best.reasons[0] == "no contiguous placement on these PNodes is faster (the search was exact)"
+    (used,) = set(best.placement.values())
+    (idle,) = {"p0", "p1"} - {used}
+    assert f"{idle} stays idle: with it a step would not be faster" in best.reasons
+    spread = {str(node): f"p{place % 2}" for place, node in enumerate(work.nodes)}
+    by_hand = hand_placed(work, machines, spread)
+    assert by_hand.reasons[0] == "it was placed by hand"
+    assert any("go over the wire per step" in reason for reason in by_hand.reasons)
+    compared = compare(work, machines, spread)
+    assert compared.present.reasons[0] == "the VNodes are there now"
+    assert compared.best.reasons == best.reasons
 
 
 def test_random_placements_use_every_machine_and_depend_on_the_seed_alone() -> None:

@@ -19,6 +19,11 @@ def said(text: str, pnode: str) -> str:
     return text.replace("this machine", pnode)
 
 
+def thread_ended(pnode: str, device: str, action: str, error: BaseException) -> str:
+    """What is told of an action that raised what is no `Exception`: nothing is computed on that device any more."""
+    return f"the compute thread of {pnode} ({device}) is dead: {action} ended it: {error!r}"
+
+
 def cause_of(error: BaseException) -> Cause:
     """The cause that a run fails with when an action raised `error`."""
     if not isinstance(error, Exception) or isinstance(error, MemoryError | ComputeDeadError):

@@ -84,7 +84,9 @@ async def in_compute(compute: ComputeThread, name: str, work: Callable[[], Any],
     def then(value: Any, error: BaseException | None) -> None:
         if not future.done():
             if error is not None:
-                future.set_exception(error if isinstance(error, Exception) else RemoteError(f"{name}: {error!r}"))
+                if not isinstance(error, Exception):  # it would end the event loop as well
+                    error = RemoteError(f"the compute thread of {compute.name} is dead: {name} ended it: {error!r}")
+                future.set_exception(error)
             else:
                 future.set_result(value)
 

@@ -297,7 +297,10 @@ class Inference:
         else:
             self.hub.log.error("inference", error="".join(traceback.format_exception(error)))
             vnode = getattr(error, "vnode", "") or str(self.session.share.plan.stages[stage].nodes[0])
-            self._failed(asked, "compute", f"{type(error).__name__}: {error}", "", vnode=vnode)
+            text, hint = f"{type(error).__name__}: {error}", ""
+            if not isinstance(error, Exception):
+                text, hint = self.session.thread_ended(f"infer {asked.request_id} in stage {stage}", error), "dcnr status"
+            self._failed(asked, "compute", text, hint, vnode=vnode)
 
     def _failed(self, asked: InferInput, code: str, text: str, hint: str, *, vnode: str = "") -> None:
         failed = InferFailed(asked.request_id, asked.sequence, self.hub.name, vnode, code, text[:4000], hint)

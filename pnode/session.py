@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pnode.causes import cause_of, said
+from pnode.causes import cause_of, said, thread_ended
 from pnode.compute_thread import ComputeThread
 from pnode.core import Core, CoreError, State
 from pnode.cuts import CutSaver
@@ -362,9 +362,13 @@ class Session:
             return
         text = str(error) if isinstance(error, DCNRError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, Exception):
-            text = f"it ended the compute thread: {error!r}"
+            text = self.thread_ended("this", error)  # the core names the job
         self.hub.log.error("compute", session=self.id, job=str(job), error="".join(traceback.format_exception(error)))
         self.post(JobFailed(job, self.vnode_of(job, error), text, getattr(error, "hint", ""), cause_of(error)))
+
+    def thread_ended(self, action: str, error: BaseException) -> str:
+        """What is told of an action that ended the compute thread."""
+        return thread_ended(self.share.pnode, self.compute.name, action, error)
 
     def vnode_of(self, job: Job, error: BaseException) -> str:
         """The VNode that an error names, or the stage's only or first one."""
@@ -450,7 +454,9 @@ class Session:
         def then(value: Any, error: BaseException | None) -> None:
             if future.done():
                 return
-            if error is not None:
+            if error is not None and not isinstance(error, Exception):  # it would end the event loop as well
+                future.set_exception(RemoteError(self.thread_ended("inspect", error), hint="see this PNode's log"))
+            elif error is not None:
                 future.set_exception(error)
             else:
                 future.set_result(value)

@@ -30,6 +30,8 @@ CONDUCTOR = "conductor"
 class LoopCompute:
     """A compute thread's place taken by the loop: the same order, and a virtual time for each action."""
 
+    name = "loop"
+
     def __init__(self, pick: random.Random, slowest_s: float) -> None:
         self._pick = pick
         self._slowest_s = slowest_s

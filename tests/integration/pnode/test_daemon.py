@@ -15,11 +15,14 @@ import structlog
 
 from pnode.compute_thread import ComputeThread
 from pnode.daemon import Daemon, Options
+from pnode.executor import StageExecutor
+from pnode.work import Work
 from tests.integration.pnode.conductor import Conductor
+from tests.integration.pnode.test_inference import Client
 from tests.integration.pnode.test_training import prepare_network
 from wire.ending import END_S
 from wire.ids import new_request_id
-from wire.messages import Ok, ShutDown, StartRun
+from wire.messages import InferFailed, InspectRun, Ok, ShutDown, StartRun
 from wire.requests import RefusedError
 from wire.zmq_bus import ZmqBus
 
@@ -73,6 +76,68 @@ async def test_a_dead_compute_thread_shows_and_fails_its_sessions(conductor: Con
         assert "compute thread is dead" in conductor.failed[0].text
         with pytest.raises(RefusedError, match="compute thread is dead"):
             await conductor.run("mlp-1", 100_000)
+
+
+@pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+async def test_a_request_that_ends_the_compute_thread_says_so(
+    conductor: Conductor, tmp_path: Path, end: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Field case B26: whoever asked learns which thread of which PNode is dead, and so does the orchestrator."""
+    network, data = prepare_network("mlp-digits", ["train.steps=1"], tmp_path)
+    _, digest = await conductor.put(network, data)
+    client = Client(conductor)
+    await client.start()
+    async with Running(conductor, tmp_path) as daemon:
+        await conductor.until(lambda: "p1" in conductor.beats)
+        await conductor.deploy("mlp-1", network, digest, {str(node.id): "p1" for node in network.graph.nodes})
+        await conductor.run("mlp-1", 1)
+        await conductor.until(lambda: conductor.all_held("mlp-1", 1))
+
+        def infer(*_: object) -> None:
+            raise end
+
+        monkeypatch.setattr(StageExecutor, "infer", infer)
+        output = next(iter(network.graph.outputs))
+        found = await client.ask("mlp-1", [output], request_id="r-1", split="val", count=1)
+        failed, _ = found["failed"]
+        assert isinstance(failed, InferFailed)
+        assert (failed.pnode, failed.code) == ("p1", "compute")
+        assert failed.text == f"the compute thread of p1 (cpu) is dead: infer r-1 in stage 0 ended it: {end!r}"
+        await conductor.until(lambda: conductor.beats["p1"].compute == "dead")
+        await conductor.until(lambda: bool(conductor.failed))
+        assert conductor.failed[0].cause == "compute"
+        assert "compute thread is dead" in conductor.failed[0].text, "which dcnr status shows"
+        assert daemon.compute_status().state == "dead"
+    await client.bus.close()
+
+
+@pytest.mark.parametrize("doing", ["train", "inspect"])
+async def test_an_action_that_ends_the_compute_thread_names_it(
+    conductor: Conductor, tmp_path: Path, doing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, data = prepare_network("mlp-digits", ["train.steps=1"], tmp_path)
+    _, digest = await conductor.put(network, data)
+    async with Running(conductor, tmp_path):
+        await conductor.until(lambda: "p1" in conductor.beats)
+        await conductor.deploy("mlp-1", network, digest, {str(node.id): "p1" for node in network.graph.nodes})
+
+        def end(*_: object) -> None:
+            raise SystemExit(3)
+
+        monkeypatch.setattr(Work, "run" if doing == "train" else "inspect", end)
+        if doing == "train":
+            await conductor.run("mlp-1", 1)
+            await conductor.until(lambda: bool(conductor.failed))
+            text = conductor.failed[0].text
+            expected = "F0 of step 1 in stage 0: the compute thread of p1 (cpu) is dead: this ended it: SystemExit(3)"
+        else:
+            asked = InspectRun(str(new_request_id()), "mlp-1", 1)
+            with pytest.raises(RefusedError) as refused:
+                await conductor.bus.ask(conductor.peers["p1"], asked, timeout_s=10)
+            text = refused.value.message
+            expected = "the compute thread of p1 (cpu) is dead: inspect ended it: SystemExit(3)"
+        assert text == expected
+        await conductor.until(lambda: conductor.beats["p1"].compute == "dead")
 
 
 async def test_each_device_has_a_thread_and_sessions_are_spread(conductor: Conductor, tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 Place, make the new epoch durable, Prepare on all, StartRun on all. PNodes that hold something of the session are
 `_holders`: those that stay are never released on the way to a new epoch, since Prepare takes over their memory; those
 that don't are released once the new epoch is durable.
+
+Where nothing is placed anew, that the session is to run is durable before any PNode hears of it: an orchestrator that
+comes after a crash must not find at rest what trains.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ class Deploying(Life, ABC):
         self._holders: dict[str, int] = {}
         self._recorded_epoch = record.epoch
         """The highest that is durable: nobody hears of a later one."""
+        self._run_recorded = True
+        """That it is to run is durable."""
         self._seen_epoch = 0
         """The highest epoch that any PNode or the store spoke of."""
         self._moving: dict[str, str] = {}
@@ -107,7 +112,7 @@ class Deploying(Life, ABC):
     def _prepare(self, now: float, out: list[Command]) -> None:
         """The epoch is durable: tell those that are in it, and release those that no longer are."""
         self.waits.end("raise")
-        self._recorded_epoch = self.record.epoch
+        self._recorded_epoch, self._run_recorded = self.record.epoch, True
         self._stage(Stage.PREPARING)
         assert self.deployment is not None
         members = self.deployment.incarnations
@@ -122,8 +127,11 @@ class Deploying(Life, ABC):
             out.append(Send(key, pnode, None, AWAY_S))
 
     def _start(self, now: float, out: list[Command]) -> None:
-        """Tell all PNodes to run; one that runs already, or holds at the goal, takes no harm."""
+        """Tell all PNodes to run, once it's durable; one that runs already, or holds at the goal, takes no harm."""
         assert self.deployment is not None
+        if not self._run_recorded:
+            self.waits.begin("run", "store", "its record, before the run begins", AWAY_S, now)
+            return
         until = self._goal
         self.deployment.held = {pnode: step for pnode, step in self.deployment.held.items() if step >= until}
         for pnode in self.pnodes:

@@ -53,7 +53,7 @@ class SessionDriver:
         self._writing = asyncio.Lock()
         self._writer: asyncio.Task[None] | None = None
         self._latest = b""
-        self._raised = 0
+        self._raised, self._runs = 0, False
         self._changes = 0
         self._stored = 0
         """How often the record was to be stored, and up to which of these it is."""
@@ -97,7 +97,8 @@ class SessionDriver:
     async def act(self, event: Event) -> None:
         """Do what somebody asks for; it is durable then, so that no crash takes back what was answered.
 
-        Raises `ActionRefusedError`; StoreUnavailableError if it can't be stored soon: it is done all the same.
+        Raises `ActionRefusedError`; StoreUnavailableError if it can't be stored soon. Then it is done all the same, but
+        no run begins before that is stored.
         """
         await self.service.vigil.sure()
         self.feed(event)
@@ -111,9 +112,15 @@ class SessionDriver:
                     self.service.check_term()
                     await self._written.wait()
         except TimeoutError:
+            name, text = self.session.id, f"that could not be stored within {DURABLE_S:g} s"
+            text += f": {self._trouble}" if self._trouble else ""
+            if "run" in self.session.waits:
+                raise StoreUnavailableError(
+                    f"{name} is not started yet, since {text}",
+                    hint=f"it starts once the store answers, if this orchestrator lives so long; or: dcnr pause {name}",
+                ) from None
             raise StoreUnavailableError(
-                f"{self.session.id} is {self.session.state.value}, but that could not be stored within {DURABLE_S:g} s"
-                + (f": {self._trouble}" if self._trouble else ""),
+                f"{name} is {self.session.state.value}, but {text}",
                 hint="it is stored as soon as the store answers, if this orchestrator lives so long; ask again then",
             ) from None
         self.service.check_term()
@@ -156,11 +163,11 @@ class SessionDriver:
                 if kind != "progress":
                     service.logger.info(kind, session=record.session, step=step, text=text)
                 self._stir()
-            case Record(epoch=epoch):
+            case Record(epoch=epoch, run=run):
                 if epoch:
                     self.placing.raised(epoch)
                 service.registry.put_session(record)
-                self._store(epoch)
+                self._store(epoch, run)
                 self._stir()
             case events.Place():
                 self.placing.begin(command)
@@ -209,10 +216,11 @@ class SessionDriver:
 
     # ------------------------------------------------------------ the record
 
-    def _store(self, epoch: int) -> None:
+    def _store(self, epoch: int, run: bool) -> None:
         """Have the record as it is now stored; a write under way is followed by it."""
         self.session.record.term = self.service.term
         self._latest, self._raised = sealed_session(self.session.record), max(self._raised, epoch)
+        self._runs = self._runs or run
         self._changes += 1
         if self._writer is None or self._writer.done():
             self._writer = self.service.spawn(self._write(), f"record of {self.session.id}", durable=True)
@@ -221,15 +229,17 @@ class SessionDriver:
         """Store the newest record, for as long as it takes."""
         async with self._writing:
             while self._latest and not self.gone.is_set():
-                data, epoch, self._latest, self._raised = self._latest, self._raised, b"", 0
+                data, epoch, run = self._latest, self._raised, self._runs
+                self._latest, self._raised, self._runs = b"", 0, False
                 changes = self._changes
                 try:
                     await self.service.truth.put_session(self.session.id, data)
                 except StoreUnavailableError as error:
                     self._trouble = said_by("the orchestrator", error.message)
                     self.service.logger.warning("not stored yet", session=self.session.id, error=str(error))
-                    self.feed(events.Troubled("raise", self._trouble))
-                    self._latest, self._raised = self._latest or data, max(self._raised, epoch)
+                    for key in ("raise", "run"):
+                        self.feed(events.Troubled(key, self._trouble))
+                    self._again(data, epoch, run)
                     await asyncio.sleep(WRITE_PAUSE_S)
                 except OvertakenError as error:
                     found = unseal(error.data, SessionRecord, key=session_key(self.session.id))
@@ -238,20 +248,27 @@ class SessionDriver:
                     if epoch and found.epoch >= epoch and not late and self.session.record.placement:
                         self.feed(events.NotRecorded(error.message, error.hint, found.epoch))
                     else:
-                        self._latest, self._raised = self._latest or data, max(self._raised, epoch)
+                        self._again(data, epoch, run)
                 except DCNRError as error:
                     if isinstance(error, SupersededError):
                         self.service.superseded(error)
                         return
                     self._trouble = error.message
                     self.service.logger.warning("not stored", session=self.session.id, error=str(error))
-                    if epoch:
-                        self.feed(events.NotRecorded(f"epoch {epoch} could not be stored: {error.message}", error.hint))
+                    if epoch or run:
+                        what = f"epoch {epoch}" if epoch else "that it is to run"
+                        self.feed(events.NotRecorded(f"{what} could not be stored: {error.message}", error.hint))
                 else:
                     self._stored, self._trouble = changes, ""
                     self.wake()
+                    if run:
+                        self.feed(events.RunRecorded())
                     if epoch:
                         self.feed(events.Recorded(epoch))
+
+    def _again(self, data: bytes, epoch: int, run: bool) -> None:
+        """What was not stored is tried again, unless there is something newer."""
+        self._latest, self._raised, self._runs = self._latest or data, max(self._raised, epoch), self._runs or run
 
     async def _delete(self) -> None:
         """Forget the session: first the record, so that nothing half-deleted comes back, then what it stored.

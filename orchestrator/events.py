@@ -63,8 +63,16 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
+class RunRecorded:
+    """That the session is to run is durable."""
+
+
+@dataclass(frozen=True, slots=True)
 class NotRecorded:
-    """The new epoch could not be made durable. `epoch`: the store has that one already, by a former orchestrator."""
+    """The new epoch, or that the session is to run, could not be made durable.
+
+    `epoch`: the store has that one already, by a former orchestrator.
+    """
 
     text: str
     hint: str = ""
@@ -210,8 +218,9 @@ class Ticked:
 
 
 Event = (
-    Acted | Move | Placed | NotPlaced | Recorded | NotRecorded | Answered | Denied | Reported | Held | RunBroke | Beat
-    | PartsArrived | Committed | CommitFailed | Troubled | NotDeleted | MemberLost | MemberJoined | TakenOver | Surveyed
+    Acted | Move | Placed | NotPlaced | Recorded | RunRecorded | NotRecorded | Answered | Denied | Reported | Held
+    | RunBroke | Beat | PartsArrived | Committed | CommitFailed | Troubled | NotDeleted | MemberLost | MemberJoined
+    | TakenOver | Surveyed
     | Ticked
 )  # fmt: skip
 
@@ -252,9 +261,10 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Store the record. With `epoch`: then `Recorded` or `NotRecorded`."""
+    """Store the record. With `epoch`: then `Recorded`; with `run`: then `RunRecorded`; or, with any, `NotRecorded`."""
 
     epoch: int = 0
+    run: bool = False
 
 
 @dataclass(frozen=True, slots=True)

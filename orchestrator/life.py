@@ -96,7 +96,8 @@ class Life:
             raise SessionBug(f"the deployment of {self.id} can't go from {self.stage.value} to {stage.value}\n{story}")
         self.stage = stage
 
-    def _go(self, state: State, out: list[Command], text: str = "") -> None:
+    def _go(self, state: State, out: list[Command], text: str = "", *, run: bool = False) -> None:
+        """Change the state. `run`: say when that is durable, for a run waits for it."""
         if state not in TRANSITIONS[self.state]:
             story = "\n".join(self._story)
             raise SessionBug(f"{self.id} can't go from {self.record.state} to {state.value}\n{story}")
@@ -104,7 +105,7 @@ class Life:
         if state not in ACTIVE:
             self.waits.only("commit")
         out.append(Log("state", f"{state.value}" + (f": {text}" if text else ""), self.record.step))
-        out.append(Record())
+        out.append(Record(run=run))
 
 
 def vnodes_text(count: int) -> str:

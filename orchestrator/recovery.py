@@ -180,6 +180,9 @@ class Recovering(Deploying):
             self._try_later(event.who, what, RETRY_S, now, out)
 
     def _not_recorded(self, event: events.NotRecorded, now: float, out: list[Command]) -> None:
+        if self.waits.end("run"):
+            self._give_up(event.text, event.hint, out)
+            return
         if self.stage is not Stage.RAISING:
             return
         self.saw_epoch(event.epoch)

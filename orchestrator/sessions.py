@@ -57,6 +57,10 @@ class Session(Recovering):
             case events.Recorded(epoch=epoch):
                 if self.stage is Stage.RAISING and epoch == self.record.epoch:
                     self._prepare(now, out)
+            case events.RunRecorded():
+                self._run_recorded = True
+                if self.waits.end("run"):
+                    self._start(now, out)
             case events.NotRecorded():
                 self._not_recorded(event, now, out)
             case events.Answered(key=key):
@@ -178,7 +182,8 @@ class Session(Recovering):
         record.until = until
         record.error = record.hint = ""
         self._attempts.clear()
-        self._go(State.STARTING, out, f"runs until step {until} of {record.steps}")
+        self._run_recorded = False
+        self._go(State.STARTING, out, f"runs until step {until} of {record.steps}", run=True)
         self._run = True
         yielding = self._yields(event)
         moved = bool(event.pnodes or event.placement)
@@ -202,6 +207,9 @@ class Session(Recovering):
         match self.state:
             case State.PAUSED | State.PAUSING:
                 return
+            case State.STARTING if self.waits.end("run"):
+                self.record.hold = False
+                self._go(State.PAUSED, out, "nothing was started yet")
             case State.STARTING:
                 self.record.hold = True
                 out.append(Record())

@@ -361,6 +361,36 @@ class TestAnswers:
             await here.client.act("toy-1", action)
             assert await self.stored(here) in after
 
+    @pytest.mark.parametrize("killed", [False, True])
+    async def test_a_run_that_could_not_be_stored_does_not_begin(
+        self, tmp_path: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Or it would train on while the store says that it is paused, should the orchestrator die."""
+        monkeypatch.setattr("orchestrator.driver.DURABLE_S", 1.0)
+        monkeypatch.setattr("orchestrator.driver.WRITE_PAUSE_S", 0.1)
+        async with cluster(tmp_path, step_s=0.02) as here:
+            await self.ready(here, "paused")
+            store = make_away(here)
+            store.away = True
+            text = "toy-1 is not started yet, since that could not be stored within 1 s: the store went away"
+            with pytest.raises(RefusedError, match=text):
+                await here.client.act("toy-1", "resume")
+            info = await here.client.session("toy-1")
+            assert info.state == "starting"
+            assert info.waiting[0].startswith("store: its record, before the run begins: the store went away, for ")
+            if killed:
+                address = here.address
+                await here.kill()
+                await here.up(bind=address)
+                info = await here.client.until("toy-1", lambda info: info.deployed)
+                assert info.state == "paused"
+            assert {peer.steps["toy-1"] for peer in PEERS.values()} == {20}
+            assert {peer.states["toy-1"] for peer in PEERS.values()} == {"held"}
+            store.away = False
+            if killed:
+                await here.client.act("toy-1", "resume")
+            await here.client.until("toy-1", lambda info: info.state == "running" and info.step > 20)
+
     async def test_a_pause_while_it_starts(self, tmp_path: Path) -> None:
         async with cluster(tmp_path, step_s=0.02) as here:
             await here.network()

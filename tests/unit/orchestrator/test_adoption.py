@@ -194,12 +194,21 @@ class TestAdopted:
         assert (story.session.state, story.session.deployed) == (state, True)
         assert not story.asked(Send)
         if state is not State.FINISHED:
-            out = story.act("resume")
+            story.act("resume")
+            out = story.feed(events.RunRecorded())
             assert len(story.sent(out, StartRun)) == 3
 
     def test_what_a_person_asks_meanwhile(self) -> None:
         story = left(State.PAUSED)
         story.act("resume")
+        back(story, state="held")
+        surveyed(story)
+        assert not story.sent(story.commands, StartRun), "it is not durable yet"
+        story.feed(events.RunRecorded())
+        assert len(story.sent(story.commands, StartRun)) == 3
+        story = left(State.PAUSED)
+        story.act("resume")
+        story.feed(events.RunRecorded())
         back(story, state="held")
         surveyed(story)
         assert len(story.sent(story.commands, StartRun)) == 3

@@ -88,11 +88,75 @@ def test_until_pauses_with_a_checkpoint_and_resume_goes_on_without_placing_anew(
     assert story.session.record.committed == 17
     out = story.act("resume")
     assert not any(isinstance(command, events.Place) for command in out)
+    assert Record(run=True) in out
+    assert not story.sent(out, StartRun), "first it has to be durable"
+    out = story.feed(events.RunRecorded())
     assert [send.message.until for send in story.sent(out, StartRun)] == [40, 40]  # type: ignore[union-attr]
     story.answer(out)
     assert story.session.record.epoch == 1
     story.hold(40)
     assert story.session.state is State.FINISHED
+
+
+def paused() -> Story:
+    """Deployed, at rest after step 17."""
+    story = Story()
+    story.act("start", until=17)
+    story.answer(story.answer(story.place()))
+    story.hold(17)
+    assert (story.session.state, story.session.deployed) == (State.PAUSED, True)
+    return story
+
+
+class TestNothingStartsThatIsNotDurable:
+    """An orchestrator that comes after a crash would find at rest what trains."""
+
+    def test_the_wait_is_shown_with_what_the_store_said(self) -> None:
+        story = paused()
+        story.act("resume")
+        story.feed(events.Troubled("run", "the disk is full"))
+        assert story.session.waiting(story.now) == [
+            "store: its record, before the run begins: the disk is full, for 0 s (at most 86400 s)"
+        ]
+        assert story.feed(events.RunRecorded())
+        assert story.feed(events.RunRecorded()) == [], "told once"
+
+    def test_a_pause_takes_it_back(self) -> None:
+        story = paused()
+        story.act("resume")
+        story.act("pause")
+        assert (story.session.state, story.session.deployed, story.session.record.hold) == (State.PAUSED, True, False)
+        assert story.feed(events.RunRecorded()) == []
+        assert not story.sent(story.act("resume"), StartRun), "that is another run, and another record"
+
+    def test_a_stop_takes_it_back(self) -> None:
+        story = paused()
+        story.act("resume")
+        story.act("stop")
+        assert story.session.state is State.STOPPED
+        assert story.feed(events.RunRecorded()) == []
+
+    def test_a_record_that_is_refused_for_good_fails_it(self) -> None:
+        story = paused()
+        story.act("resume")
+        out = story.feed(events.NotRecorded("that it is to run could not be stored: access denied", "look"))
+        assert not story.sent(out, StartRun)
+        assert story.session.state is State.FAILED
+        assert "access denied" in story.session.record.error
+
+    def test_a_loss_meanwhile_is_made_good(self) -> None:
+        """The new epoch's record is that of the run as well."""
+        story = paused()
+        story.act("resume")
+        story.lose("p1")
+        assert story.session.state is State.RECOVERING
+        out = story.answer(story.place(17, {"a": "p2", "b": "p2", "loss": "p2"}))
+        assert len(story.sent(out, StartRun)) == 1
+
+    def test_a_late_word_about_an_epoch_is_none_about_the_run(self) -> None:
+        story = paused()
+        story.act("resume")
+        assert story.feed(events.Recorded(1)) == []
 
 
 def test_pause_holds_at_the_loss_and_waits_for_all() -> None:
@@ -317,7 +381,7 @@ def test_start_after_deploy_uses_the_deployment() -> None:
     story = Story()
     story.act("deploy")
     story.answer(story.place())
-    out = story.act("start")
+    out = story.act("start") + story.feed(events.RunRecorded())
     assert story.sent(out, StartRun)
     story.answer(out)
     assert (story.session.state, story.session.record.epoch) == (State.RUNNING, 1)
@@ -526,6 +590,7 @@ def test_no_story_breaks_the_table_or_leaves_a_wait_without_a_deadline(seed: int
                 events.NotPlaced("no", who=source.choice(["PNodes", "store"]), final=source.random() < 0.2),
                 events.Recorded(epoch),
                 events.Recorded(epoch),
+                events.RunRecorded(),
                 events.NotRecorded("no", epoch=source.choice([0, 0, 50])),
                 *(events.Answered(key) for key in pending[-4:]),
                 events.Denied(source.choice(pending) if pending else "x", "p1", "no", "", source.choice(["", "no"])),

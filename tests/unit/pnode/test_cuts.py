@@ -14,7 +14,7 @@ import pytest
 import structlog
 import torch
 
-from pnode.cuts import CutSaver
+from pnode.cuts import MAX_PATIENCE_S, CutSaver
 from pnode.events import Cause
 from pnode.hub import Bounds, Hub
 from pnode.memory import CutMemory
@@ -151,6 +151,34 @@ def test_the_limit_ends_it_with_the_stores_own_words(tmp_path: Path) -> None:
         assert "the disk of the store is full" in text
         assert 80.0 <= scene.now() <= 100.0
         assert scene.memory.steps == [10]
+
+    simulate(tmp_path, script)
+
+
+@pytest.mark.parametrize("mended", [False, True])
+def test_the_last_try_is_one_try(tmp_path: Path, mended: bool) -> None:
+    """After the end of the session: what the store takes at the next try gets there, the rest is given up."""
+
+    async def script(scene: Scene) -> None:
+        scene.moody.error = StoreUnavailableError("the disk of the store is full")
+        saving = asyncio.ensure_future(scene.saver.save(10, cut(10)))
+        await asyncio.sleep(30.0)
+        scene.saver.last_try = True
+        tries, since = scene.moody.tries, scene.now()
+        if mended:
+            scene.moody.error = None
+        text, cause = await saving
+        assert cause is Cause.STORE
+        assert text == ("" if mended else "the disk of the store is full")
+        assert scene.moody.tries - tries <= 3
+        assert scene.now() - since <= MAX_PATIENCE_S
+        assert scene.steps() == ([10] if mended else [])
+        assert scene.memory.steps == [10]
+        if not mended:
+            tries, since = scene.moody.tries, scene.now()
+            assert await scene.saver.save(20, cut(20)) == (text, Cause.STORE)
+            assert 1 <= scene.moody.tries - tries <= 3
+            assert scene.now() - since < 0.1
 
     simulate(tmp_path, script)
 

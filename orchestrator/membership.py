@@ -345,7 +345,8 @@ class Membership:
         if member is None:
             return self._decide(pnode, now, wall)
         if pnode in self._claims:
-            reason = f"it did not answer within {_span(PROBE_S)}, and {_address(self._claims[pnode].peer)} claims its id"
+            claims = _address(self._claims[pnode].peer)
+            reason = f"it did not answer within {_span(PROBE_S)}, and {claims} claims its id"
         elif member.state is not State.SUSPECT:
             return []
         elif self._may_live(member, now):

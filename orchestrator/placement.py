@@ -72,7 +72,8 @@ def plan(work: Work, machines: Sequence[Machine], *, pnodes: int = 0, cores: Map
     placement = _no_more_than_round_robin(work, machines, placement, in_flight, pnodes)
     gap = max(0.0, guess[0] / greedy.lower_bound_s(pnodes) - 1)
     reasons = [
-        f"a heuristic for {len(machines)} PNodes and {work.size} VNodes chose it: at most {gap:.0%} above the best possible"
+        f"a heuristic for {len(machines)} PNodes and {work.size} VNodes chose it: at most {gap:.0%} above the best "
+        f"possible"
     ]
     if moved:
         reasons.append(f"{len(moved)} pinned VNodes moved to their PNodes after the search")

@@ -299,7 +299,8 @@ class Inference:
             vnode = getattr(error, "vnode", "") or str(self.session.share.plan.stages[stage].nodes[0])
             text, hint = f"{type(error).__name__}: {error}", ""
             if not isinstance(error, Exception):
-                text, hint = self.session.thread_ended(f"infer {asked.request_id} in stage {stage}", error), "dcnr status"
+                action = f"infer {asked.request_id} in stage {stage}"
+                text, hint = self.session.thread_ended(action, error), "dcnr status shows the PNodes"
             self._failed(asked, "compute", text, hint, vnode=vnode)
 
     def _failed(self, asked: InferInput, code: str, text: str, hint: str, *, vnode: str = "") -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pnode.remembered import memory_file
 from tests.sim.history import Computed, Delivered, Event, Process, Wrote
 from tests.sim.network import Loss, nobody
 from tests.sim.plan import LOSABLE, Planned
@@ -331,7 +332,7 @@ class Injector:
         world.network.losses.clear()
         world.store.faults.clear()
         world.recorder.say("everything is healed")
-        moved = world.orchestrators[1:] if not world.plan.store_given else []  # new PNodes would not find it there
+        moved = world.orchestrators[1:] if self._a_pnode_knows_no_store() else []
         for machine in world.machines.by_name.values():
             if machine.name.endswith("-twin") or machine in moved:
                 machine.wanted = False
@@ -346,6 +347,14 @@ class Injector:
                 machine.wanted = True
                 world.machines.start(machine)
         self._later(0.0, self._see_to_orchestrator)
+
+    def _a_pnode_knows_no_store(self) -> bool:
+        """A PNode that is to run was never admitted, so it would not find an orchestrator that came up elsewhere."""
+        world = self._world
+        if world.plan.store_given:
+            return False
+        wanted = [machine for machine in world.pnodes if machine.wanted or machine in self._overdue]
+        return not all(memory_file(machine.home, machine.id).exists() for machine in wanted)
 
     def _see_to_orchestrator(self) -> None:
         """One of them runs; whoever was superseded is not started again."""

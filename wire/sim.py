@@ -1,4 +1,5 @@
-"""A simulated network behind the same bus: delays, losses, duplicates, reordering, damage, partitions, slow lines.
+"""A simulated network behind the same bus: delays, losses, duplicates, reordering, damage, partitions, slow lines, and
+hints of connections that closed.
 
 Everything random comes from one seed, so that a run can be repeated exactly. The links are those that ship: `SimBus`
 drives the same `Endpoint` as `ZmqBus`. Time is virtual on `SimClock` or `SimLoop`.
@@ -14,6 +15,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from wire.codec import Payload
@@ -25,7 +27,7 @@ from wire.limits import LIMITS, Limits
 from wire.messages import CONTROL, PeerRef
 from wire.simloop import LoopClock, SimClock, SimLoop, run_sim
 
-__all__ = ["Line", "LoopClock", "SimBus", "SimClock", "SimLoop", "SimNetwork", "run_sim"]
+__all__ = ["Hints", "Line", "LoopClock", "SimBus", "SimClock", "SimLoop", "SimNetwork", "run_sim"]
 
 PORT = 7700
 
@@ -59,11 +61,22 @@ class Line:
     cut: bool = False  # nothing arrives
 
 
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """Who is told that a connection closed (`Bus.on_break`): each other process with this chance, `within_s`."""
+
+    chance: float = 0.0
+    within_s: float = 0.0
+
+
 class SimNetwork:
     """The lines and the processes on them. `clock` None: the running event loop's time."""
 
     def __init__(self, seed: int, *, clock: Clock | None = None, line: Line | None = None) -> None:
         self.random = random.Random(seed)
+        self.hints = Hints()
+        """Of processes that end, and of connections that break and stand again."""
+        self._hint_random = random.Random(f"hints/{seed}")
         self.clock: Clock = clock if clock is not None else LoopClock()
         self.counters: Counter[str] = Counter()
         self._default = line if line is not None else Line()
@@ -72,7 +85,7 @@ class SimNetwork:
         self._by_boot: dict[tuple[str, int], SimBus] = {}
         self._arrival: dict[tuple[str, str, int], float] = {}
         self._free: dict[tuple[str, str, bool], float] = {}
-        self._frozen: dict[SimBus, list[tuple[Source, list[Payload]]]] = {}
+        self._frozen: dict[SimBus, list[Callable[[], None]]] = {}
         self._epochs: dict[tuple[str, str], int] = {}  # connections since the start, per direction
         self._boots = 0
 
@@ -85,9 +98,10 @@ class SimNetwork:
         return SimBus(self, peer_id, Boot(self._boots), address, limits)
 
     def crash(self, bus: SimBus) -> None:
-        """The process is gone without a word."""
+        """The process is gone without a word; the system closes its connections."""
         self.remove(bus)
         bus.die()
+        self.close_connections(bus, self.hints)
 
     def freeze(self, bus: SimBus) -> None:
         """SIGSTOP: what arrives waits, nothing is handled, no timer fires."""
@@ -95,8 +109,8 @@ class SimNetwork:
 
     def thaw(self, bus: SimBus) -> None:
         """SIGCONT."""
-        for source, parts in self._frozen.pop(bus, []):
-            bus.receive(source, parts)
+        for event in self._frozen.pop(bus, []):
+            event()
         bus.wake()
 
     def frozen(self, bus: SimBus) -> bool:
@@ -143,6 +157,29 @@ class SimNetwork:
         for lane in range(3):
             self._arrival.pop((src, dst, lane), None)
         self._epochs[(src, dst)] = self._epochs.get((src, dst), 0) + 1
+        for bus in [bus for bus in self._by_boot.values() if bus.place == src]:
+            self.close_connections(bus, self.hints, to=dst)
+
+    def close_connections(self, bus: SimBus, hints: Hints, *, to: str = "") -> None:
+        """Others are told that a connection of this process closed, whether it lives or not. `to`: only who is there.
+
+        What is under way may come before or after. A line that is cut then takes no such word from the dead.
+        """
+        dead = self._by_boot.get((bus.me.id, bus.me.boot)) is not bus
+        for other in [other for other in self._by_boot.values() if other is not bus and to in ("", other.place)]:
+            if self._hint_random.random() < hints.chance:
+                when = self.clock.now() + self._hint_random.uniform(0, hints.within_s)
+                self.clock.call_at(when, partial(self._tell_closed, bus, other, dead=dead))
+
+    def _tell_closed(self, bus: SimBus, other: SimBus, *, dead: bool) -> None:
+        if dead and self.line(bus.place, other.place).cut:
+            return
+        self.counters["hints"] += 1
+        tell = partial(other.connection_closed, bus.me.id, bus.me.boot)
+        if other in self._frozen:
+            self._frozen[other].append(tell)
+        else:
+            tell()
 
     # ------------------------------------------------------------ packets
 
@@ -200,7 +237,7 @@ class SimNetwork:
             if self.line(*pair).cut or self._epochs.get(pair, 0) != epoch:
                 self.counters["dropped"] += 1
             elif target in self._frozen:
-                self._frozen[target].append((source, list(parts)))
+                self._frozen[target].append(partial(target.receive, source, list(parts)))
             else:
                 target.receive(source, list(parts))
 
@@ -263,6 +300,11 @@ class SimBus(Driver):
         if not self._closed:
             self._arrived(source, parts[0], [memoryview(part) for part in parts[1:]])
             self._batch_done()
+
+    def connection_closed(self, name: str, boot: int) -> None:
+        """A connection of that process closed."""
+        if not self._closed:
+            self._broke(name, boot)
 
     def wake(self) -> None:
         """Time goes on after a freeze."""

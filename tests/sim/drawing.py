@@ -75,6 +75,8 @@ def _seconds(kind: str, pick: random.Random) -> float:
             return pick.uniform(0.0, 8.0) if kind != "restart_pnode" else pick.uniform(0.0, 2.0)
         case "pause_long":
             return pick.uniform(10.0, 30.0)
+        case "false_hint":
+            return pick.choice((0.0, pick.uniform(0.0, 0.3), short))
         case "kill_pnode" | "double" | "stop_pnode":
             return pick.choice((short, long, long))
         case "compute_death" | "compute_hang":
@@ -93,6 +95,8 @@ def _amount(kind: str, pick: random.Random) -> float:
             return pick.uniform(2.0, 20.0)
         case "double":
             return pick.uniform(0.0, 30.0)
+        case "false_hint":
+            return pick.choice((1.0, 1.0, 0.5))
         case "store_cut" | "store_flip":
             return pick.uniform(0.1, 0.6)
         case "store_unavailable" | "store_stall" | "store_full" | "store_read_only":

@@ -17,7 +17,7 @@ from tests.sim.network import Loss, nobody
 from tests.sim.plan import LOSABLE, Planned
 from tests.sim.processes import ORCHESTRATOR, Machine
 from tests.sim.store import StoreFault
-from wire.sim import Line
+from wire.sim import Hints, Line
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -163,6 +163,13 @@ class Injector:
             for pair in pairs:
                 lines[pair] = replace(lines.get(pair, self._world.plan.line), **change)
         network.set_lines(lines)
+
+    def _false_hint(self, planned: Planned) -> None:
+        """Connections of a process close, though it lives and nothing is lost: all others are told, or some."""
+        machine = self._machine(planned.where, [*self._world.pnodes, *self._world.orchestrators])
+        if machine is not None and machine.bus is not None:
+            self._tell(planned, machine.name)
+            self._world.network.close_connections(machine.bus, Hints(planned.amount, planned.seconds))
 
     # ------------------------------------------------------------ processes
 

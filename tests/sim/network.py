@@ -126,6 +126,18 @@ class WorldBus(SimBus):
     def _take(self, source: Source, parts: list[Payload]) -> None:
         super().receive(source, parts)
 
+    def connection_closed(self, name: str, boot: int) -> None:
+        """A connection of that process closed: the machine's system knows."""
+        stand = self.life.stand
+        if stand is Stand.RUNS:
+            self.life.context.run(self._take_closed, name, boot)
+        elif stand is Stand.FROZEN:
+            self._world.call_soon(self._take_closed, name, boot, context=self.life.context)
+
+    def _take_closed(self, name: str, boot: int) -> None:
+        self._recorder.say(f"{self.life.machine:14} sees a connection of {name}, boot {boot}, close")
+        super().connection_closed(name, boot)
+
     def on_message(self, handler: Handler) -> None:
         """See Bus; what is handed over is recorded."""
         recorder, life = self._recorder, self.life

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from tests.sim.client import Interruption
 from tests.sim.nets import SHAPES
 from tests.sim.network import Loss
-from wire.sim import Line
+from wire.sim import Hints, Line
 
 KINDS = (
     "slow_line", "delay", "drop", "duplicate", "reorder", "damage", "partition", "partition_one_way", "isolate",
-    "reconnect", "half_open", "lose",
+    "reconnect", "half_open", "lose", "false_hint",
     "pause_short", "pause_long", "kill_pnode", "restart_pnode", "stop_pnode", "double", "second_pnode", "join",
     "kill_orchestrator", "wipe_orchestrator", "stop_orchestrator", "pause_orchestrator", "second_orchestrator",
     "kill_client",
@@ -67,6 +67,8 @@ class Plan:
     every: int = 2
     keep: int = 3
     line: Line = Line(delay_s=0.002, jitter_s=0.003)  # noqa: RUF009
+    hints: Hints = Hints()  # noqa: RUF009
+    """Of connections that closed, where a process ended or a line was taken up again."""
     lease_s: float = 10.0
     compute_s: float = 0.05
     compute_limit_s: float = 40.0
@@ -88,7 +90,7 @@ class Plan:
             f"network {self.network}, {self.pnodes} PNodes and {self.spares} spare, members "
             f"{self.members or 'by hand'}, checkpoint every {self.every} steps, keep {self.keep}",
             *(f"  placed {vnode} on {pnode}" for vnode, pnode in self.placement.items()),
-            f"  line {self.line}",
+            f"  line {self.line}, {self.hints}",
             *([f"  operator: first until step {self.until}"] if self.until else []),
             *(f"  operator: {item}" for item in self.interruptions),
             *(f"  fault {item}" for item in self.faults),
@@ -121,6 +123,7 @@ def calm(seed: int, network: str = "") -> Plan:
         name, pnodes, spares, members, placement, tuple(pick.choice((1.0, 1.0, 2.0)) for _ in range(pnodes + spares)),
         pick.choice(SHAPES[name].every), pick.choice((1, 2, 3)), line, interruptions=interruptions, until=until,
         compute_s=pick.choice((0.04, 0.08, 0.15)), store_given=pick.random() < 0.5,
+        hints=Hints(pick.choice((0.0, 0.5, 1.0, 1.0)), pick.choice((0.001, 0.1, 3.0))),
     )  # fmt: skip
 
 

@@ -54,6 +54,7 @@ class World:
         self.built = built(plan.network)
         self.over = False
         self.network = WorldNetwork(loop, seed, recorder, plan.line)
+        self.network.hints = plan.hints
         self.machines = Machines(self)
         self.store = SimStore(loop, seed, recorder, lambda: 1_000_000.0 + loop.time())
         self.client = Client(self)

@@ -51,8 +51,11 @@ BUGS: list[Bug] = [
 ]
 
 MASKED: list[Bug] = [
-    _bug(edits) for edits in (transport.old_epoch_taken, control.released_applies, control.dead_members_parts)
-]
+    _bug(edits)
+    for edits in (
+        transport.old_epoch_taken, control.released_applies, control.dead_members_parts, control.hint_is_a_loss,
+    )
+]  # fmt: skip
 """Fences behind which another one stands: without them alone hardly anything goes wrong.
 
 A replay is exact, so what an epoch that is over says is what the new one says too; slots take a message once and from

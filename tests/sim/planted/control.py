@@ -48,6 +48,19 @@ def term_not_raised() -> list[Edit]:
     ]
 
 
+def hint_is_a_loss() -> list[Edit]:
+    """a PNode whose connection closed is lost at once, whether it lives or not"""
+    from orchestrator.membership import Membership
+
+    return [
+        Edit(
+            Membership.broke,
+            "member.broken, member.flowed = now, NEVER",
+            'return [*self._end(member, State.LOST, "its connection closed"), *self._decide(member.id, now, 0.0)]',
+        )
+    ]
+
+
 def released_applies() -> list[Edit]:
     """a session that was released, or whose place another epoch took, goes on computing"""
     from pnode.session import Session

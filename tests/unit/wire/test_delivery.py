@@ -13,7 +13,7 @@ from wire.errors import MisuseError
 from wire.limits import LIMITS, MIB
 from wire.link import QueueFull
 from wire.messages import BACKWARD, CONTROL, FORWARD, LANES, Hop, Message, PeerRef, TensorMeta
-from wire.sim import Line, SimBus, SimClock, SimNetwork
+from wire.sim import Hints, Line, SimBus, SimClock, SimNetwork
 
 SMALL = replace(LIMITS, window_bytes=4000, window_packets=8, early_bytes=8000, early_packets=12, ack_packets=4)
 
@@ -378,3 +378,61 @@ def test_same_seed_same_run():
 
     assert run(5) == run(5)
     assert run(5) != run(6)
+
+
+class TestHints:
+    """Others may be told that a connection closed."""
+
+    def world(self, hints: Hints = Hints(1.0, 0.5)):  # noqa: B008
+        clock, network, a, b, _, _ = pair(1, Line())
+        network.hints = hints
+        told: list[tuple[float, str, int]] = []
+        a.on_break(lambda peer: told.append((clock.now(), peer.id, peer.boot)))
+        b.send(PeerRef("a", 0, ["tcp://a:7700"]), hop(1))
+        clock.run(1.0)
+        return clock, network, a, b, told
+
+    def test_of_a_process_that_is_gone(self):
+        clock, network, _, b, told = self.world()
+        network.crash(b)
+        clock.run(2.0)
+        assert [(who, boot) for _, who, boot in told] == [("b", b.me.boot)]
+        assert 1.0 <= told[0][0] <= 1.5
+
+    def test_of_one_that_lives_and_nothing_is_lost(self):
+        clock, network, a, b, told = self.world()
+        network.close_connections(b, Hints(1.0))
+        b.send(a.me, hop(2))
+        clock.run(2.0)
+        assert [who for _, who, _ in told] == ["b"]
+        assert not b.queued_bytes(a.me)
+
+    def test_where_a_connection_stands_again(self):
+        clock, network, _, _, told = self.world()
+        network.reconnect("b", "a")
+        clock.run(2.0)
+        assert [who for _, who, _ in told] == ["b"]
+
+    def test_by_chance_and_not_at_all(self):
+        for hints, expected in ((Hints(), 0), (Hints(0.5), 50)):
+            clock, network, _, b, told = self.world(hints)
+            for _ in range(100):
+                network.close_connections(b, hints)
+            clock.run(2.0)
+            assert abs(len(told) - expected) <= 15 * bool(expected)
+
+    def test_the_dead_behind_a_cut_line_close_nothing(self):
+        clock, network, _, b, told = self.world()
+        network.partition("a", "b")
+        network.crash(b)
+        clock.run(2.0)
+        assert told == []
+
+    def test_whoever_stands_still_is_told_later(self):
+        clock, network, a, b, told = self.world()
+        network.freeze(a)
+        network.crash(b)
+        clock.run(5.0)
+        assert told == []
+        network.thaw(a)
+        assert [who for _, who, _ in told] == ["b"]

@@ -23,6 +23,7 @@ from pnode.fetch import Fetch
 from pnode.hub import Hub
 from pnode.memory import CutMemory
 from pnode.session import Session
+from storage.store import StoreUnavailableError
 from wire.errors import DCNRError, RemoteError
 from wire.messages import (
     Deployment,
@@ -134,7 +135,8 @@ class Deployments:
         hub = self._hub
         try:
             if hub.store is None:
-                raise RemoteError("this PNode has no store yet", hint="it is not registered with an orchestrator")
+                text = "this PNode has no store yet: the orchestrator's answer to its registration is on its way"
+                raise StoreUnavailableError(text, hint="dcnr ps; dcnr doctor looks at the line between them")
             fetch = seat.fetch = Fetch(hub.store, hub.clock, FETCH_AWAY_S)
             deployment = read_deployment(message, frames)
             seat.start_step = deployment.start_step

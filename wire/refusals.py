@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 STORE_AWAY = "store-away"
-"""The store does not answer, or has no room: the same may be tried again, for as long as it takes."""
+"""The store does not answer, has no room, or isn't known yet: the same may be tried again, for as long as it takes."""
 UNHEALTHY = "unhealthy"
 """This PNode can't compute: another one should be tried."""
 CANNOT_PREPARE = "cannot-prepare"

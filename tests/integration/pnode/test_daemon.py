@@ -23,6 +23,7 @@ from tests.integration.pnode.test_training import prepare_network
 from wire.ending import END_S
 from wire.ids import new_request_id
 from wire.messages import InferFailed, InspectRun, Ok, ShutDown, StartRun
+from wire.refusals import STORE_AWAY
 from wire.requests import RefusedError
 from wire.zmq_bus import ZmqBus
 
@@ -282,3 +283,19 @@ def test_what_can_not_be_is_one_line_and_a_code(arguments: list[str], code: int,
     assert done.returncode == code
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+async def test_one_that_is_asked_to_prepare_before_it_knows_the_store_may_be_asked_again(
+    conductor: Conductor, tmp_path: Path
+) -> None:
+    network, data = prepare_network("mlp-digits", [], tmp_path)
+    _, digest = await conductor.put(network, data)
+    placement = {str(node.id): "p1" for node in network.graph.nodes}
+    async with Running(conductor, tmp_path) as daemon:
+        await conductor.until(lambda: "p1" in conductor.beats)
+        store, daemon.hub.store = daemon.hub.store, None  # as if `Registered` were still on its way
+        with pytest.raises(RefusedError, match="has no store yet") as caught:
+            await conductor.deploy("mlp-1", network, digest, placement)
+        assert caught.value.code == STORE_AWAY
+        daemon.hub.store = store
+        await conductor.deploy("mlp-2", network, digest, placement)

@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Test processes side by side. Most tests wait for real processes, so two do well on two cores.
+JOBS ?= 2
 STAMP := $(VENV)/.installed
 
 .PHONY: demo test check lint types imports clean
@@ -16,7 +18,7 @@ demo: $(STAMP)
 	$(BIN)/dcnr demo $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: lint types imports test
 

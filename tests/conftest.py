@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
+
+from tests.tried import TRIED, show_tried
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -57,6 +60,20 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """On CI a skipped test is a failure: everything it needs is installed there."""
-    if os.environ.get("CI") and SKIPPED and exitstatus == 0:
+    told = getattr(session.config, "workeroutput", None)
+    if told is not None:
+        told["tried"] = dict(TRIED)
+    elif os.environ.get("CI") and SKIPPED and exitstatus == 0:
         print(f"\nskipped on CI, where nothing may be: {SKIPPED}")
         session.exitstatus = 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """One of several test processes has ended: what it tried counts with the rest."""
+    TRIED.update(getattr(node, "workeroutput", {}).get("tried", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many calls of a store were made to fail."""
+    show_tried(terminalreporter.write_line)

@@ -12,7 +12,6 @@ import pytest
 
 from storage import Store, open_store
 from tests.seaweed import ENVIRONMENT, Seaweed, seaweed_server
-from tests.unit.storage.conftest import pytest_terminal_summary as pytest_terminal_summary
 
 BUCKET = "dcnr-tests"
 

@@ -19,8 +19,9 @@ from storage.s3 import open_s3
 from storage.s3_retry import S3Limits
 from tests.integration.storage.breaking_proxy import Exchange, breaking_proxy, canned
 from tests.seaweed import Seaweed
+from tests.tried import TRIED
 from tests.unit.storage.faulty import Crash, FaultyStore
-from tests.unit.storage.operations import OPERATIONS, TRIED, Operation, finish, judge
+from tests.unit.storage.operations import OPERATIONS, Operation, finish, judge
 from tests.unit.storage.test_every_call import FAULTS
 
 FULL = bool(os.environ.get("DCNR_FULL"))

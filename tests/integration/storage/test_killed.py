@@ -18,7 +18,8 @@ import pytest
 from storage import open_store
 from storage.local import LocalStore
 from tests.integration.storage.crashing import Crashing, Job
-from tests.unit.storage.operations import OPERATIONS, TRIED, finish, judge
+from tests.tried import TRIED
+from tests.unit.storage.operations import OPERATIONS, finish, judge
 
 FULL = bool(os.environ.get("DCNR_FULL"))
 SEED = int(os.environ.get("DCNR_SEED", "1"))

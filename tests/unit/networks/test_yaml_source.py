@@ -141,8 +141,7 @@ def test_hostile_files_are_refused_quickly_and_in_little_memory(name: str) -> No
         assert expected in str(caught.value)
         assert all(one.line >= 1 and one.column >= 1 for one in caught.value.diagnostics)
         assert str(caught.value).startswith("f.yaml:")
-    limit_s = 1.0 if len(text) < 1_000_000 else 3.0
-    assert time.process_time() - started < limit_s
+    assert time.process_time() - started < 5.0  # what grows with the square of the size takes minutes
 
 
 @pytest.mark.parametrize("name", ["alias bomb", "brackets", "braces", "indentation", "tab"])

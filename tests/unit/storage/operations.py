@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -307,18 +306,6 @@ OPERATIONS = {
         _two_blobs, _collect_blobs, _named_blob, "named one is there", "named one is there", _one_blob
     ),
 }
-
-
-TRIED: Counter[str] = Counter()
-"""By operation, how many of its calls were made to fail, or its process killed there, in this run of the tests."""
-
-
-def show_tried(write: Callable[[str], None]) -> None:
-    """One line of it, once."""
-    if TRIED:
-        each = ", ".join(f"{name} {count:,}" for name, count in TRIED.most_common())
-        write(f"places of storage operations at which they were made to fail: {TRIED.total():,} ({each})")
-    TRIED.clear()
 
 
 async def judge(operation: Operation, store: Store, *, done: bool) -> object:

@@ -18,11 +18,11 @@ from storage.checkpoints import commit, read_head
 from storage.keys import head_key
 from storage.local import LocalStore
 from storage.retention import newest_complete
+from tests.tried import TRIED
 from tests.unit.storage.faulty import Crash, FaultyStore
 from tests.unit.storage.operations import (
     OPERATIONS,
     PREFIX,
-    TRIED,
     VNODES,
     finish,
     judge,

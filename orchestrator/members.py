@@ -134,14 +134,20 @@ class Members:
             )
 
     async def _probe(self, command: membership.Probe) -> None:
-        """Any answer counts; a PNode refuses to inspect a session that does not exist."""
+        """Any answer counts; a PNode refuses to inspect a session that does not exist.
+
+        It takes `limit_s` to say that there is none, also where the bus knows that at once: what is decided then may be
+        to probe again.
+        """
         service = self._service
+        over = service.now() + command.limit_s
         question = InspectRun(service.new_id(), "probe", 0)
         try:
             await service.bus.ask(command.peer, question, timeout_s=command.limit_s)
         except RefusedError:
             pass
         except UnreachableError:
+            await asyncio.sleep(max(0.0, over - service.now()))
             silent = service.membership.silent(command.pnode, command.peer, service.now(), service.wall())
             self.carry(silent)
             return

@@ -106,7 +106,7 @@ def _read(data: bytes) -> Listed:
 
 
 def _graph_digest(data: bytes) -> str:
-    """Digest of a network's canonical bytes without its recipe and pins."""
+    """Digest of a network's canonical bytes without its recipe, pins and codecs."""
     whole = json.loads(data)
-    meant = {key: value for key, value in whole.items() if key not in ("train", "place")}
+    meant = {key: value for key, value in whole.items() if key not in ("train", "place", "codecs")}
     return digest_of(json.dumps(meant, sort_keys=True, separators=(",", ":")).encode())

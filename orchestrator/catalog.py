@@ -101,7 +101,13 @@ def _read(data: bytes) -> Listed:
     recipe = network.recipe
     optimizer = recipe.optimizer
     slots = 2 if optimizer.type == "adamw" else int(optimizer.momentum > 0)
-    work = work_of(network.graph, batch=recipe.batch, microbatches=recipe.microbatches, optimizer_slots=slots)
+    work = work_of(
+        network.graph,
+        batch=recipe.batch,
+        microbatches=recipe.microbatches,
+        optimizer_slots=slots,
+        codec=recipe.codec,
+    )
     return Listed(network.id, network.digest, _graph_digest(data), network.graph, recipe, work)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from networks.graph import NodeId
 from networks.network import Network
+from networks.stages import wished_groups
 from pnode import codecs, tensors
 from pnode.codecs import Rounded
 from pnode.reference import Reference, Step
@@ -79,6 +80,24 @@ def test_inference_is_the_same_in_one_stage_and_in_many(tmp_path: Path) -> None:
     assert many.keys() == one.keys()
     assert all(torch.equal(many[name], one[name]) for name in one)
     assert not all(torch.equal(bare[name], one[name]) for name in one)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_a_value_that_is_not_finite_fails_the_step_and_names_its_vnode(codec: str, bad: float, tmp_path: Path) -> None:
+    network = read(FILES["mlp"], tmp_path)
+    source = Memory(network)
+    placement = {node.id: "p0" if node.order < 3 else "p1" for node in network.graph.nodes}
+    groups = tuple(group for _, group in wished_groups(network.graph, placement, codec))
+    cut = Cut(network, source, placement, groups=groups)
+    with torch.no_grad():
+        next(cut.vnodes["p0"].modules[NodeId("fc2")].parameters())[0, 0] = bad
+    cut.forward(0, 0)
+    assert cut.coded
+    cut.backward(0, 0)
+    maker, loss = (cut.vnodes[name].report() for name in ("p0", "p1"))
+    assert (maker.finite, maker.culprit) == (False, "fc2")
+    assert (loss.finite, loss.culprit) == (False, "")
 
 
 # ------------------------------------------------------------ planted bugs

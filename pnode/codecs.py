@@ -22,6 +22,8 @@ from networks.codecs import BF16, BLOCK, SCALE_BYTES, blocks_of, coded_bytes
 
 LEVELS = 127
 SMALLEST = torch.finfo(torch.float32).tiny
+LARGEST = float.fromhex("0x1.020406p+121")
+"""The largest scale whose value 127 is still finite in float32."""
 
 
 def encode(tensor: Tensor, codec: str) -> Tensor:
@@ -67,7 +69,7 @@ def _encode_int8(tensor: Tensor, found: Tensor) -> None:
     highest = grid.abs().amax(dim=2)
     bad = ~torch.isfinite(highest)
     scale = highest / LEVELS
-    scale = torch.where(scale < SMALLEST, torch.zeros_like(scale), scale)
+    scale = torch.where(scale < SMALLEST, torch.zeros_like(scale), scale.clamp(max=LARGEST))
     if bool(bad.any()):
         scale = scale.masked_fill(bad, torch.nan)
         grid = grid.masked_fill(bad[:, :, None], 0.0)

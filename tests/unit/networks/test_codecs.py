@@ -76,12 +76,12 @@ outputs: {y: out}
     [
         (
             arrows("x -> fc1 -int9-> act -> fc2 -> loss.logits"),
-            "12:15: no codec is called 'int9' | did you mean 'int8'?",
+            "13:15: no codec is called 'int9' | did you mean 'int8'?",
         ),
-        (arrows("x -> fc1 --> act -> fc2 -> loss.logits"), "12:15: no codec is called ''"),
-        (arrows("x -int8-> fc1 -> act -> fc2 -> loss.logits"), "12:15: 'x' is an input: it is read where it is used"),
-        (changed(("  batch: 4", "  codec: int9\n  batch: 4")), "16:10: 'train.codec'"),
-        (changed(("  batch: 4", "  codec: 8\n  batch: 4")), "16:10: 'train.codec'"),
+        (arrows("x -> fc1 --> act -> fc2 -> loss.logits"), "13:15: no codec is called ''"),
+        (arrows("x -int8-> fc1 -> act -> fc2 -> loss.logits"), "13:15: 'x' is an input: it is read where it is used"),
+        (changed(("  batch: 4", "  codec: int9\n  batch: 4")), "17:10: 'train.codec'"),
+        (changed(("  batch: 4", "  codec: 8\n  batch: 4")), "17:10: 'train.codec'"),
     ],
 )
 def test_errors_say_where_and_what_next(files: Files, text: str, expected: str) -> None:

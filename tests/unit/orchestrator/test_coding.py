@@ -71,26 +71,26 @@ def test_a_forecast_takes_coded_bytes() -> None:
 
 def test_the_step_is_faster_with_less_on_a_slow_wire() -> None:
     times = [
-        hand_placed(chain(codec), machines(0.1 * MB), HALVES).forecast.step_s for codec in ("none", "bf16", "int8")
+        hand_placed(chain(codec), machines(0.002 * MB), HALVES).forecast.step_s for codec in ("none", "bf16", "int8")
     ]
-    assert times[0] > 1.5 * times[1] > 2 * times[2]
+    assert times[0] > 1.5 * times[1]
+    assert times[1] > 1.5 * times[2]
 
 
 def test_auto_chooses_by_measured_link_and_says_why() -> None:
-    fast = hand_placed(chain("auto"), machines(10_000 * MB, speed=1e8), HALVES)
+    fast = hand_placed(chain("auto"), machines(10_000 * MB), HALVES)
     assert fast.forecast.coded == ()
     assert any("p0 <-> p1 without codec" in reason and "hidden" in reason for reason in fast.reasons)
-    slow = hand_placed(chain("auto"), machines(0.1 * MB, speed=1e8), HALVES)
+    slow = hand_placed(chain("auto"), machines(0.002 * MB), HALVES)
     assert slow.forecast.coded == (CodedGroup("int8", (3,)),)
-    assert any("p0 <-> p1 coded by int8" in reason and "0.8 Mbit/s" in reason for reason in slow.reasons)
+    assert any("p0 <-> p1 coded by int8" in reason and "0.016 Mbit/s" in reason for reason in slow.reasons)
     assert any("int8 on 1 edge: rounded, so not equal" in reason for reason in slow.reasons)
 
 
 def test_the_planner_counts_on_codecs_when_it_searches() -> None:
     """With raw bytes one PNode is best; with coded ones two are."""
     graph = make_graph([4096] * 4, [[-1], [0], [1], [2]], parameters=[10] * 4, flops=[4 * 10**7] * 4)
-    rate = 16 * 4096 * 4 * 2 / 1.6
-    both = machines(rate, speed=1e9)
+    both = machines(0.1 * MB)  # a step of 7.7 s alone; on two 3.8 s each, and 5.2 s of wire raw, 1.3 s with int8
 
     def used(codec: str) -> int:
         work = work_of(graph, batch=16, microbatches=8, codec=codec)

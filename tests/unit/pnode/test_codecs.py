@@ -6,7 +6,7 @@ import struct
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -33,6 +33,7 @@ def blocks(tensor: Tensor) -> list[Tensor]:
     return [row[start : start + 256] for row in rows for start in range(0, len(row), 256)]
 
 
+@settings(deadline=None)
 @given(tensors)
 def test_bf16_is_within_two_to_the_minus_eight(tensor: Tensor) -> None:
     tensor = tensor.clamp(-3.38e38, 3.38e38)
@@ -40,6 +41,7 @@ def test_bf16_is_within_two_to_the_minus_eight(tensor: Tensor) -> None:
     assert torch.all((found - exact).abs() <= torch.maximum(exact.abs() * 2.0**-8, torch.tensor(2.0**-134)))
 
 
+@settings(deadline=None)
 @given(tensors)
 def test_int8_is_within_absmax_over_254_of_its_block(tensor: Tensor) -> None:
     for exact, found in zip(blocks(tensor), blocks(rounded(tensor, "int8")), strict=True):

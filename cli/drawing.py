@@ -50,7 +50,13 @@ def graph_record(network: Network) -> dict[str, Any]:
             for row in summary.nodes
         ],
         "edges": [
-            {"from": row.source_port, "to": row.target_port, "tensor": row.tensor, "size_bytes": row.size_bytes}
+            {
+                "from": row.source_port,
+                "to": row.target_port,
+                "tensor": row.tensor,
+                "size_bytes": row.size_bytes,
+                **({"codec": row.codec} if row.codec else {}),
+            }
             for row in summary.edges
         ],
         "recipe": network.recipe.model_dump(mode="json") if network.recipe is not None else None,

@@ -2,7 +2,8 @@
 
 The reference runs in this process, with as many threads as each PNode, and leaves the tensors of each step in a
 temporary folder. Then the same network runs, traced, on a private cluster, once for each placement; each step is
-compared as soon as the store has it, and deleted there. Nothing is left when it ends, however it ends.
+compared as soon as the store has it, and deleted there. With codecs each placement has a reference of its own, which
+rounds on the edges that it codes. Nothing is left when it ends, however it ends.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cli.starting import Wish, create, put_inputs, put_network
 from cli.terminal import Terminal
 from wire.errors import DCNRError, UnreachableError
 from wire.ids import new_request_id
-from wire.messages import InspectSession, SessionInfo, VNodeReport
+from wire.messages import AskDeployment, CodedEdges, DeploymentInfo, InspectSession, SessionInfo, VNodeReport
 
 if TYPE_CHECKING:
     from storage.store import Store
@@ -46,6 +47,8 @@ class Verdict:
     comparison: Comparison
     first: Comparison
     wanted_exact: bool
+    coded: Mapping[str, int] = field(default_factory=dict)
+    """Edges that were coded, by codec."""
 
     @property
     def good(self) -> bool:
@@ -61,6 +64,7 @@ class Verdict:
             "pnodes": self.machines,
             "stages": self.stages,
             "bytes_crossed": self.bytes_crossed,
+            "coded_edges": dict(self.coded),
             "steps": self.comparison.steps,
             "tensors": self.comparison.tensors,
             "good": self.good,
@@ -94,10 +98,17 @@ class Reference:
 
 
 def run_reference(
-    prepared: Prepared, folder: Path, *, steps: int, threads: int, moved: Callable[[int], None]
+    prepared: Prepared,
+    folder: Path,
+    *,
+    steps: int,
+    threads: int,
+    moved: Callable[[int], None],
+    codecs: Sequence[CodedEdges] = (),
 ) -> Reference:
-    """The one-process run, traced. Blocks."""
+    """The one-process run, traced, with these edges rounded as if they were coded. Blocks."""
     from cli.local import batches
+    from networks.codecs import CodedGroup
     from pnode.reference import Step, train
     from pnode.vnodes import VNodes
     from storage.tensors import encode_tensors
@@ -117,7 +128,10 @@ def run_reference(
             flat |= {f"{node}{_SEPARATOR}{key}": value for key, value in tensors.items()}
         (folder / f"{step}.safetensors").write_bytes(encode_tensors(flat))
 
-    train(prepared.network, batches(prepared), steps=steps, threads=threads, on_step=on_step, trace=trace)
+    groups = [CodedGroup(coded.codec, tuple(coded.edges)) for coded in codecs]
+    train(
+        prepared.network, batches(prepared), steps=steps, threads=threads, on_step=on_step, trace=trace, groups=groups
+    )
     return found
 
 
@@ -141,7 +155,7 @@ async def check(
     client: Client,
     store_url: str,
     prepared: Prepared,
-    reference: Reference,
+    reference: Reference | Callable[[Sequence[CodedEdges]], Reference],
     name: str,
     placement: Mapping[str, str],
     *,
@@ -153,10 +167,16 @@ async def check(
 ) -> Verdict:
     """Run one placement, compare every step, remove the session again.
 
+    `reference`: the one-process run, or what makes it once the edges that the session codes are known.
+
     Raises: `DCNRError` when the run fails, or no hop crossed a process although several PNodes compute.
     """
     wish = Wish(prepared.network.id, until=steps, pnodes=pnodes, placement=dict(placement), trace=True)
     info = await create(client, wish, prepared, terminal)
+    codecs: list[CodedEdges] = []
+    if not isinstance(reference, Reference):
+        codecs = await codecs_of(client, info)
+        reference = await asyncio.to_thread(reference, codecs)
     whole, first = Comparison(), Comparison()
     async with store_of(store_url) as store:
         async for step, loss in losses(client, info):
@@ -176,8 +196,26 @@ async def check(
     if pnodes > 1 and machines > 1 and not crossed:
         raise DCNRError(f"{name}: no hop crossed a process, so nothing was checked")
     return Verdict(
-        prepared.network.recipe.microbatches, name, machines, stages, crossed, whole, first, wanted_exact=exact
-    )
+        prepared.network.recipe.microbatches, name, machines, stages, crossed, whole, first, exact,
+        {coded.codec: sum(len(one.edges) for one in codecs if one.codec == coded.codec) for coded in codecs},
+    )  # fmt: skip
+
+
+async def codecs_of(client: Client, info: SessionInfo) -> list[CodedEdges]:
+    """The edges that a session codes, once it is placed. Raises `DCNRError` when it fails, or is not placed in time."""
+    deadline = time.monotonic() + STEP_TIMEOUT_S
+    after = 0
+    while not info.deployed:
+        watched = await client.watch(info.session, after, 1.0)
+        info = watched.session
+        after = watched.events[-1].seq if watched.events else after
+        problem = failure(info)
+        if problem is not None:
+            raise problem
+        if time.monotonic() > deadline:
+            raise UnreachableError(f"{info.session} has not been placed for {STEP_TIMEOUT_S:.0f} s")
+    found = await client.ask(AskDeployment(str(new_request_id()), info.session), DeploymentInfo)
+    return found.codecs
 
 
 async def losses(client: Client, info: SessionInfo) -> AsyncIterator[tuple[int, float]]:

@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from networks.codecs import CODED_DTYPE, NONE
 from networks.diagnostics import Diagnostics, Place, quote
 from networks.expand import Flat, FlatEdge, FlatNode
 from networks.graph import Edge, Graph, Node, NodeCost, NodeId, PortRef, TensorSpec
@@ -42,11 +43,12 @@ def assemble(
     pins = _resolve_pins(flat, place, diagnostics)
     costs = _costs(flat, order, inputs, ties, diagnostics)
     loss = _loss(flat, costs, diagnostics)
+    _check_codecs(flat, inputs, costs, diagnostics)
     if diagnostics.found or any(node.params is None for node in flat.nodes):
         return None
     by_id = {node.id: node for node in flat.nodes}
     nodes = [_node(by_id[node_id], index, ties.get(node_id)) for index, node_id in enumerate(order)]
-    edges = tuple(Edge(index, _ref(edge.src), _ref(edge.dst)) for index, edge in enumerate(flat.edges))
+    edges = tuple(Edge(index, _ref(edge.src), _ref(edge.dst), edge.codec) for index, edge in enumerate(flat.edges))
     outputs = {name: _ref(port) for name, (port, _) in flat.outputs.items()}
     return Graph(
         name=heading.name,
@@ -262,6 +264,24 @@ def _loss(flat: Flat, costs: dict[str, NodeCost], diagnostics: Diagnostics) -> s
             text = f"output 'loss' is {quote(node)}, and no cross_entropy or mse leads to it"
             diagnostics.add(where, text, "a loss is a sum over targets")
     return node
+
+
+def _check_codecs(
+    flat: Flat, inputs: Mapping[str, TensorSpec], costs: Mapping[str, NodeCost], diagnostics: Diagnostics
+) -> None:
+    """Note edges that ask for a codec but carry something that can't be coded."""
+    for edge in flat.edges:
+        if edge.codec in ("", NONE):
+            continue
+        if edge.src[0] in inputs:
+            text = f"{quote(edge.src[0])} is an input: it is read where it is used and never travels"
+            diagnostics.add(edge.where, f"{text}, so it has no codec", "write '->'")
+            continue
+        cost = costs.get(edge.src[0])
+        spec = cost.outputs.get(edge.src[1]) if cost is not None else None
+        if spec is not None and spec.dtype != CODED_DTYPE:
+            text = f"{quote(shown(edge.src))} gives {spec}, and only {CODED_DTYPE} can be coded"
+            diagnostics.add(edge.where, text, "write '->'")
 
 
 def _counts_targets(flat: Flat, node: str) -> bool:

@@ -42,6 +42,11 @@ class FlatEdge:
     src: Port
     dst: Port
     where: Place
+    codec: str = ""
+
+
+Feed = tuple[Port, str]
+"""What drives an input of a block, and the codec of the edge that leads there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +79,7 @@ def expand(top: ScopeDef, blocks: dict[str, ScopeDef], diagnostics: Diagnostics)
         found.edges += len(found.links)
     flat = Flat()
     writer = _Writer(compiled, flat)
-    writer.write(top, "", ("",), {name: (name, "") for name in top.inputs})
+    writer.write(top, "", ("",), {name: ((name, ""), "") for name in top.inputs})
     for name, scalar in top.outputs.items():
         port = _flat_output(top, compiled, flat, scalar, diagnostics)
         if port is not None:
@@ -126,25 +131,29 @@ class _Writer:
         self.compiled = compiled
         self.flat = flat
 
-    def write(self, scope: ScopeDef, prefix: str, scopes: tuple[str, ...], inputs: dict[str, Port]) -> None:
-        """Nodes and edges of one copy of a scope; `inputs` says what drives its inputs."""
+    def write(self, scope: ScopeDef, prefix: str, scopes: tuple[str, ...], inputs: dict[str, Feed]) -> None:
+        """Nodes and edges of one copy of a scope; `inputs` says what drives its inputs.
+
+        An edge that begins at an input has its own codec, or else that of the edge outside that leads to the input.
+        """
         mine = self.compiled[scope.name]
-        driven: dict[str, dict[str, Port]] = {}
+        driven: dict[str, dict[str, Feed]] = {}
         own: list[FlatEdge] = []
         for link in mine.links:
-            source = self.resolve(scope, prefix, link.src, inputs)
+            source, codec = self.resolve(scope, prefix, link.src, inputs)
+            codec = link.codec or codec
             node, port = link.dst
             if scope.nodes[node].block is not None:
-                driven.setdefault(node, {})[port] = source
+                driven.setdefault(node, {})[port] = source, codec
             else:
-                own.append(FlatEdge(source, (prefix + node, port), link.where))
+                own.append(FlatEdge(source, (prefix + node, port), link.where, codec))
         for definition in scope.nodes.values():
             if definition.block is not None:
                 feeds = driven.get(definition.id, {})
                 for copy in copies(definition, prefix):
                     self.write(definition.block, copy, (copy, *scopes), feeds)
                     last = self.resolve_output(definition.block, copy, [*definition.block.outputs][:1])
-                    feeds = dict.fromkeys(definition.block.inputs, last)
+                    feeds = dict.fromkeys(definition.block.inputs, (last, ""))
             else:
                 kind = definition.entry.type if definition.entry is not None else ""
                 tie = definition.entry.tie if definition.entry is not None else None
@@ -152,12 +161,12 @@ class _Writer:
                 self.flat.nodes.append(FlatNode(node_id, kind, definition.params, definition.where, tie, scopes))
         self.flat.edges += own
 
-    def resolve(self, scope: ScopeDef, prefix: str, port: Port, inputs: dict[str, Port]) -> Port:
-        """The flat port of a port of a scope's copy."""
+    def resolve(self, scope: ScopeDef, prefix: str, port: Port, inputs: dict[str, Feed]) -> Feed:
+        """The flat port of a port of a scope's copy, and the codec that comes with it."""
         name, output = port
         if port == BROKEN_PORT or name in scope.inputs:
-            return inputs.get(name, BROKEN_PORT)
-        return flat_port(scope.nodes[name], prefix, output, self.compiled)
+            return inputs.get(name, (BROKEN_PORT, ""))
+        return flat_port(scope.nodes[name], prefix, output, self.compiled), ""
 
     def resolve_output(self, block: ScopeDef, copy: str, names: list[str]) -> Port:
         """The flat port of a block copy's first output."""

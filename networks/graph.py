@@ -40,6 +40,8 @@ class Edge:
     index: int
     src: PortRef
     dst: PortRef
+    codec: str = ""
+    """What the file asks for on this edge (networks.codecs); "" leaves it to the recipe."""
 
     def __str__(self) -> str:
         return f"{self.src} -> {self.dst}"

@@ -74,7 +74,9 @@ class BlockEntry(Section):
 
     inputs: tuple[Id, ...] = Field(min_length=1, description="names of the block's inputs")
     nodes: tuple[NodeEntry, ...] = Field(min_length=1, description="its nodes")
-    edges: tuple[str, ...] = Field(min_length=1, description="chains such as 'x -> norm -> add'")
+    edges: tuple[str, ...] = Field(
+        min_length=1, description="chains such as 'x -> norm -> add'; 'a -int8-> b' names a codec"
+    )
     output: str | None = Field(default=None, description="the node whose value the block gives")
     outputs: dict[Id, str] | None = Field(default=None, description="named outputs, instead of 'output'")
 

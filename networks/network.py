@@ -18,6 +18,7 @@ import msgspec
 from pydantic import ValidationError
 
 from networks.assemble import Heading, assemble
+from networks.codecs import NONE, WISHES
 from networks.diagnostics import Diagnostics, Place, Spot, literal
 from networks.expand import MAX_EDGES, MAX_NODES, Flat, FlatEdge, FlatNode
 from networks.expressions import VarValue
@@ -66,6 +67,7 @@ class _NetworkData(msgspec.Struct, forbid_unknown_fields=True):
     outputs: list[tuple[str, str]]
     place: dict[str, str]
     train: dict[str, Any]
+    codecs: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Network:
         for node in graph.nodes:
             data = {"id": node.id, "type": node.type, "params": node.params.model_dump(mode="json", by_alias=True)}
             nodes.append(data if node.tie is None else {**data, "tie": node.tie})
-        whole = {
+        whole: dict[str, Any] = {
             "format": FORMAT,
             "name": graph.name,
             "vars": self.vars,
@@ -109,8 +111,11 @@ class Network:
             "edges": [[_text(edge.src), _text(edge.dst)] for edge in graph.edges],
             "outputs": [[name, _text(port)] for name, port in graph.outputs.items()],
             "place": graph.pins,
-            "train": self.recipe.model_dump(mode="json"),
+            "train": _recipe_data(self.recipe),
         }
+        codecs = {str(edge.index): edge.codec for edge in graph.edges if edge.codec}
+        if codecs:
+            whole["codecs"] = codecs
         return json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
     @classmethod
@@ -127,6 +132,14 @@ class Network:
         if not same:
             raise BadNetworkError("not a network: the bytes are not in canonical form")
         return network
+
+
+def _recipe_data(recipe: Recipe) -> dict[str, Any]:
+    """The recipe; without a codec as it was written before there were codecs, so that stored networks stay valid."""
+    found = recipe.model_dump(mode="json")
+    if found["codec"] == NONE:
+        del found["codec"]
+    return found
 
 
 def _text(port: PortRef) -> str:
@@ -148,6 +161,7 @@ def _checked(raw: _NetworkData) -> tuple[Graph, Recipe, dict[str, VarValue]]:
     if len(names) < len(flat.nodes) or not names.isdisjoint(inputs):
         raise ValueError("two nodes have one id")
     flat.edges = [FlatEdge(_port(src), _port(dst), here) for src, dst in raw.edges]
+    _take_codecs(flat, raw.codecs)
     flat.outputs = {name: (_port(port), here) for name, port in raw.outputs}
     _check_ports(flat, inputs)
     diagnostics = Diagnostics()
@@ -183,6 +197,15 @@ def _flat_node(data: _NodeData, here: Spot) -> FlatNode:
 def _port(text: str) -> Port:
     node, _, port = text.partition(":")
     return node, port
+
+
+def _take_codecs(flat: Flat, codecs: dict[str, str]) -> None:
+    for index, codec in codecs.items():
+        if not (index.isascii() and index.isdecimal()) or len(index) > 7 or int(index) >= len(flat.edges):
+            raise ValueError(f"there is no edge {index[:20]!r} to be coded")
+        if codec not in WISHES:
+            raise ValueError(f"no codec is called {codec[:20]!r}")
+        flat.edges[int(index)].codec = codec
 
 
 def _check_ports(flat: Flat, inputs: dict[str, TensorSpec]) -> None:

@@ -186,6 +186,11 @@ class Recipe(Section):
         default="float32", description="'bf16': autocast, with float32 master weights"
     )
     recompute: bool = Field(default=False, description="compute activations again in the backward pass, to save memory")
+    codec: Literal["none", "bf16", "int8", "auto"] = Field(
+        default="none",
+        description="how activations and gradients travel between PNodes: as they are, or smaller and rounded; "
+        "'auto': by measured link. An edge may say its own: 'a -int8-> b'",
+    )
     checkpoint: CheckpointRecipe = Field(default=CheckpointRecipe(), description="when the state is saved")
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
+from networks.codecs import WISHES
 from networks.model import BLOCK, ID_PATTERN, NetworkFile, NodeEntry
 from networks.types import REGISTRY
 
@@ -157,6 +158,7 @@ def _network(definitions: dict[str, Any]) -> None:
     shape.update({"type": "array", "items": [{"const": "batch"}], "additionalItems": extent, "minItems": 1})
     block = definitions["BlockEntry"]
     block["oneOf"] = [{"required": ["output"]}, {"required": ["outputs"]}]
-    edge = {"type": "string", "pattern": r"^\s*[a-z0-9._-]+\s*(->\s*[a-z0-9._-]+\s*)+$"}
+    arrow = rf"(->|\s-({'|'.join(WISHES)})->)"
+    edge = {"type": "string", "pattern": rf"^\s*[a-z0-9._-]+\s*({arrow}\s*[a-z0-9._-]+\s*)+$"}
     for owner in (definitions["NetworkFile"], block):
         owner["properties"]["edges"]["items"] = edge

@@ -2,7 +2,7 @@
 
 A bare name in an edge means the node's only port; several free ports are taken in order, variadic ones (`add`,
 `concat`) in the order of the edges. In the middle of a chain, `a -> b.port -> c` names an input port of b if b has one
-of that name, else an output port.
+of that name, else an output port. An arrow may name a codec, `a -int8-> b`: it belongs to the edge that it draws.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from networks.codecs import WISHES
 from networks.diagnostics import Diagnostics, Place, Spot, quote
 from networks.document import DEFAULT_OUTPUT, NodeDef, ScopeDef
 from networks.yaml_source import Mapping, Scalar
 
 ENDPOINT = re.compile(r"([a-z0-9][a-z0-9_-]{0,62})(?:\.([a-z0-9_-]{1,63}))?")
+ARROW = re.compile(r"(?<=\s)-([A-Za-z0-9_]*)->|->")
+"""A plain arrow, or one with a codec, which needs a space before it: `a-int8->b` has always meant the node a-int8."""
 
 Port = tuple[str, str]
 """A node's id and a port, in one scope or in the flat graph; an input has port ""."""
@@ -30,6 +33,7 @@ class Link:
     src: Port
     dst: Port
     where: Place
+    codec: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +72,8 @@ class _End:
     name: str
     port: str | None
     where: Spot
+    codec: str = ""
+    """Of the arrow that leads here."""
 
 
 class ScopeCompiler:
@@ -108,19 +114,27 @@ class ScopeCompiler:
 
     def chain(self, scalar: Scalar) -> list[_End] | None:
         """The elements of `a -> b.port -> c`, each with its column; None after noting a fault."""
-        parts = scalar.text.split("->")
         ends: list[_End] = []
-        at = scalar.column + scalar.quoted
-        for part in parts:
+        begin = scalar.column + scalar.quoted
+        at, codec = 0, ""
+        for arrow in (*ARROW.finditer(scalar.text), None):
+            part = scalar.text[at : arrow.start() if arrow is not None else None]
             word = part.strip()
-            spot = Spot(scalar.source, scalar.line, at + len(part) - len(part.lstrip()))
-            at += len(part) + 2
+            spot = Spot(scalar.source, scalar.line, begin + at + len(part) - len(part.lstrip()))
             match = ENDPOINT.fullmatch(word)
             if match is None:
                 text = f"{quote(word)} is not a name" if word else "a name is missing"
                 self.diagnostics.add(spot, f"{text} in edge {quote(scalar.text)}", "write 'a -> b' or 'a.port -> b'")
                 return None
-            ends.append(_End(match[1], match[2], spot))
+            ends.append(_End(match[1], match[2], spot, codec))
+            if arrow is None:
+                break
+            at, codec = arrow.end(), arrow[1] or ""
+            if arrow[1] is not None and codec not in WISHES:
+                where = Spot(scalar.source, scalar.line, begin + arrow.start() + 1)
+                hint = self.diagnostics.suggest(codec, WISHES) or f"there are {', '.join(WISHES)}"
+                self.diagnostics.add(where, f"no codec is called {quote(codec)}", hint)
+                codec = ""
         if len(ends) < 2:
             self.diagnostics.add(scalar, f"{quote(scalar.text)} is not an edge", "write 'a -> b'")
             return None
@@ -214,7 +228,7 @@ class ScopeCompiler:
                 self.diagnostics.add(end.where, text, hint)
                 continue
             taken[node.id][port] = (source, end.where)
-            found.links.append(Link(source, (node.id, port), end.where))
+            found.links.append(Link(source, (node.id, port), end.where, end.codec))
         self.check_driven(taken, complete)
         _order_variadic(found.links, self.scope)
 

@@ -41,6 +41,7 @@ class EdgeRow:
     target_port: str
     tensor: str
     size_bytes: int
+    codec: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,5 +124,7 @@ def _edge_rows(graph: Graph) -> list[EdgeRow]:
         plain = not kind.variadic and len(kind.inputs(target.params)) == 1
         source = str(edge.src.node) if edge.src.port in ("", "y") else str(edge.src)
         reader = str(target.id) if plain else str(edge.dst)
-        rows.append(EdgeRow(edge.index, source, reader, str(edge.src), str(edge.dst), str(spec), spec.size_bytes(1)))
+        rows.append(
+            EdgeRow(edge.index, source, reader, str(edge.src), str(edge.dst), str(spec), spec.size_bytes(1), edge.codec)
+        )
     return rows

@@ -108,12 +108,18 @@ def _read(data: bytes) -> Listed:
     recipe = network.recipe
     optimizer = recipe.optimizer
     slots = 2 if optimizer.type == "adamw" else int(optimizer.momentum > 0)
-    work = work_of(network.graph, batch=recipe.batch, microbatches=recipe.microbatches, optimizer_slots=slots)
+    work = work_of(
+        network.graph,
+        batch=recipe.batch,
+        microbatches=recipe.microbatches,
+        optimizer_slots=slots,
+        codec=recipe.codec,
+    )
     return Listed(network.id, network.digest, _graph_digest(data), network.graph, recipe, work)
 
 
 def _graph_digest(data: bytes) -> str:
-    """Digest of a network's canonical bytes without its recipe and pins."""
+    """Digest of a network's canonical bytes without its recipe, pins and codecs."""
     whole = json.loads(data)
-    meant = {key: value for key, value in whole.items() if key not in ("train", "place")}
+    meant = {key: value for key, value in whole.items() if key not in ("train", "place", "codecs")}
     return digest_of(json.dumps(meant, sort_keys=True, separators=(",", ":")).encode())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 from orchestrator import events
 from orchestrator.events import Command, Log, Record, Send, Tell
-from orchestrator.life import Life, vnodes_text
+from orchestrator.life import Life, codecs_text, vnodes_text
 from orchestrator.lifecycle import AWAY_S, PLACE_S, PREPARE_S, START_S, Deployment, Limits, Stage, State
 from orchestrator.records import SessionRecord
 from wire import messages
@@ -91,6 +91,7 @@ class Deploying(Life, ABC):
         record.placement = dict(event.placement)
         record.incarnations = {pnode: event.incarnations[pnode] for pnode in dict.fromkeys(event.placement.values())}
         record.loss_pnode, record.start_step = event.loss_pnode, event.start_step
+        self._take_codecs(event, out)
         self.deployment = Deployment(
             record.epoch, dict(record.placement), dict(record.incarnations), event.loss_pnode, event.start_step
         )
@@ -108,6 +109,17 @@ class Deploying(Life, ABC):
         self._stage(Stage.RAISING)
         self.waits.begin("raise", "store", f"epoch {record.epoch}", PLACE_S, now)
         out.append(Record(epoch=record.epoch))
+
+    def _take_codecs(self, event: events.Placed, out: list[Command]) -> None:
+        """The edges that are coded; if others were before, the run no longer equals one that was never moved."""
+        record, codecs = self.record, list(event.codecs)
+        if record.codecs is not None and codecs != record.codecs and event.start_step:
+            record.bit_exact = (
+                f"not bit-exact: placed anew at step {event.start_step}, codecs were chosen anew: "
+                f"{codecs_text(record.codecs) or 'none'} before, {codecs_text(codecs) or 'none'} now"
+            )
+            self._warn(record.bit_exact, out)
+        record.codecs = codecs
 
     def _prepare(self, now: float, out: list[Command]) -> None:
         """The epoch is durable: tell those that are in it, and release those that no longer are."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from wire.messages import Message, SessionBeat, StepReport
+from wire.messages import CodedEdges, Message, SessionBeat, StepReport
 
 # ------------------------------------------------------------------------------------------------ events
 
@@ -30,7 +30,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where the VNodes go, and the checkpoint that they start from, with its hash. `step_s`: predicted; 0: unknown."""
+    """Where the VNodes go, and the checkpoint that they start from, with its hash. `step_s`: predicted; 0: unknown.
+
+    `codecs`: the edges that are coded from now on.
+    """
 
     placement: Mapping[str, str]
     incarnations: Mapping[str, int]
@@ -40,6 +43,7 @@ class Placed:
     problems: tuple[str, ...] = ()
     step_s: float = 0.0
     hash: str = ""
+    codecs: tuple[CodedEdges, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +248,8 @@ class Place:
     """Find a placement and the checkpoint to start from; then `Placed` or `NotPlaced`.
 
     `keep`: where VNodes are now; they stay there if that PNode still lives as the process it was (`incarnations`).
-    `yielding`: what was asked for (`pnodes`, `placement`) may be fallen short of.
+    `yielding`: what was asked for (`pnodes`, `placement`) may be fallen short of, and the edges that are coded stay the
+    same; otherwise it is placed anew, and they are chosen anew.
     """
 
     pnodes: int

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from networks.codecs import CodedGroup, summary_of
 from orchestrator.events import Command, Log, Record
 from orchestrator.lifecycle import ACTIVE, STAGES, TRANSITIONS, Deployment, Limits, SessionBug, Stage, State
 from orchestrator.pace import Pace
 from orchestrator.records import SessionRecord
 from orchestrator.waits import Waits
+from wire.messages import CodedEdges
 
 
 class Life:
@@ -111,3 +113,8 @@ class Life:
 def vnodes_text(count: int) -> str:
     """ "1 VNode", "3 VNodes"."""
     return f"{count} VNode{'' if count == 1 else 's'}"
+
+
+def codecs_text(codecs: Sequence[CodedEdges]) -> str:
+    """ "int8 on 4 edges"; "" without any."""
+    return summary_of([CodedGroup(coded.codec, tuple(coded.edges)) for coded in codecs])

@@ -7,11 +7,14 @@ newest older one that is whole.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from networks.codecs import CodedGroup
 from orchestrator import events, membership
 from orchestrator.cutting import defect
 from orchestrator.lifecycle import Stage
@@ -26,7 +29,7 @@ from storage.retention import newest_complete
 from storage.store import CorruptError, NotFoundError, StoreUnavailableError
 from storage.transfer import check_verified
 from wire.errors import DCNRError
-from wire.messages import Deployment, Message, Part, Prepare
+from wire.messages import CodedEdges, Deployment, Message, Part, Prepare
 from wire.refusals import STALE_EPOCH, STALE_TERM, STORE_AWAY, SUPERSEDED, UNHEALTHY
 
 if TYPE_CHECKING:
@@ -114,6 +117,9 @@ class Placing:
         driver, service = self._driver, self._driver.service
         session, record = driver.session, driver.session.record
         listed = self.listed = await self._list()
+        work = listed.work
+        if command.yielding and record.codecs is not None:
+            work = replace(work, coded=groups_of(record.codecs))
         machines, cores = machines_for(service, but=session.id)
         problems: list[str] = []
         if command.yielding:
@@ -125,7 +131,7 @@ class Placing:
             }
             result, problems = await asyncio.to_thread(
                 place_again,
-                listed.work,
+                work,
                 machines,
                 pnodes=command.pnodes,
                 wanted=command.placement,
@@ -133,9 +139,9 @@ class Placing:
                 cores=cores,
             )
         elif command.placement:
-            result = await asyncio.to_thread(hand_placed, listed.work, machines, command.placement, cores=cores)
+            result = await asyncio.to_thread(hand_placed, work, machines, command.placement, cores=cores)
         else:
-            result = await asyncio.to_thread(plan, listed.work, machines, pnodes=command.pnodes, cores=cores)
+            result = await asyncio.to_thread(plan, work, machines, pnodes=command.pnodes, cores=cores)
         async with driver.cutting.committer.lock:
             resume = await self._checkpoint()
             if session.stage is not Stage.PLACING:
@@ -218,6 +224,7 @@ class Placing:
             store_prefix=driver.cutting.committer.prefix,
             checkpoint_every=record.checkpoint_every,
             trace=record.trace,
+            codecs=record.codecs or [],
         )
         message = Prepare(service.new_id(), record.session, deployment.epoch, 0, service.term)
         return message, [msgspec.msgpack.encode(body)]
@@ -269,7 +276,13 @@ def _event(
         tuple(problems),
         result.forecast.step_s,
         resume.manifest.hash if resume.manifest is not None else "",
+        tuple(CodedEdges(group.codec, list(group.edges)) for group in result.forecast.coded),
     )
+
+
+def groups_of(codecs: Sequence[CodedEdges]) -> tuple[CodedGroup, ...]:
+    """A record's coded edges as the planner has them."""
+    return tuple(CodedGroup(coded.codec, tuple(coded.edges)) for coded in codecs)
 
 
 async def damaged_parts(store: Store, prefix: str, manifest: Manifest) -> list[str]:

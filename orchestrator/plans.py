@@ -9,6 +9,7 @@ from orchestrator import events, views
 from orchestrator.lifecycle import ActionRefusedError
 from orchestrator.machines import machines_for
 from orchestrator.placement import plan
+from orchestrator.placing import groups_of
 from orchestrator.rebalance import compare
 from wire import messages
 
@@ -35,7 +36,8 @@ async def rebalance(service: Service, driver: SessionDriver, *, apply: bool) -> 
         raise ActionRefusedError(f"{session.id} is not deployed", hint=f"dcnr resume {session.id}")
     listed = await service.catalog.get(session.record.network_digest)
     machines, cores = machines_for(service, but=session.id)
-    found = await asyncio.to_thread(compare, listed.work, machines, here.placement, cores=cores)
+    coded = groups_of(session.record.codecs or [])
+    found = await asyncio.to_thread(compare, listed.work, machines, here.placement, cores=cores, coded=coded)
     moves = apply and bool(found.moved)
     if moves:
         if session.deployment is not here:

@@ -6,8 +6,8 @@ A step is played through with the shipped stages and the 1F1B order, one microba
 - F(m) starts when the hops of microbatch m have arrived, the stage's schedule is there (window: 1 on the last level,
   else min(M, levels - level + 1)), and the PNode's one compute thread and one of its host's cores are free.
 - A hop leaves when its maker has finished and the sender's link is free; it takes
-  `bytes / min(links)` on the link and arrives `latency + hop_s` later. So the wire is hidden behind compute wherever
-  the schedule has other work, and what it can't hide shows as waiting.
+  `bytes / min(links)` on the link, coded bytes where its edges have a codec, and arrives `latency + hop_s` later. So
+  the wire is hidden behind compute wherever the schedule has other work, and what it can't hide shows as waiting.
 - The step ends with reports and verdict (two hops of the largest latency, where there is more than one PNode), the
   slowest update, ties (gradient there, new version back), and `step_s`.
 
@@ -20,14 +20,19 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from networks.codecs import CodedGroup
 from networks.graph import NodeId
 from networks.stages import StagePlan, cut_stages
-from orchestrator.work import Machine, Value, Work, step_bytes, with_gradient
+from orchestrator.coding import channel_bytes, coded_groups, fixed_groups
+from orchestrator.work import Machine, Value, Work, with_gradient
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A placement's costs per step. `wire_bytes`: by (source, destination) PNode."""
+    """A placement's costs per step. `wire_bytes`: by (source, destination) PNode.
+
+    `coded`: the groups that it assumes, `coded_because` why.
+    """
 
     step_s: float
     makespan_s: float
@@ -35,6 +40,8 @@ class Forecast:
     wire_bytes: dict[tuple[str, str], int]
     memory_bytes: dict[str, int]
     levels: int
+    coded: tuple[CodedGroup, ...] = ()
+    coded_because: tuple[str, ...] = ()
 
     @property
     def total_wire_bytes(self) -> int:
@@ -65,7 +72,8 @@ def forecast(
 ) -> Forecast:
     """All costs of `placement`. Raises KeyError naming a node without a place or a PNode that isn't in `machines`."""
     by_id = {machine.id: machine for machine in machines}
-    plan = cut_stages(work.graph, placement)
+    coded, because = coded_groups(work, placement, machines)
+    plan = cut_stages(work.graph, placement, coded)
     used = {by_id[stage.pnode].id: by_id[stage.pnode] for stage in plan.stages}
     play = _Play(work, plan, used, dict(cores or {}))
     makespan = play.run()
@@ -97,6 +105,8 @@ def forecast(
         wire_bytes=wire,
         memory_bytes=memory,
         levels=plan.levels,
+        coded=coded,
+        coded_because=tuple(because),
     )
 
 
@@ -106,23 +116,11 @@ def window(level: int, levels: int, microbatches: int) -> int:
 
 
 def wire_bytes(placement: Mapping[NodeId, str], work: Work) -> int:
-    """Bytes per step between all PNodes under any placement."""
-    plan = cut_stages(work.graph, placement)
-    sizes = _channel_bytes(work, plan)
+    """Bytes per step between all PNodes under any placement; edges whose codec is still open count in full."""
+    plan = cut_stages(work.graph, placement, fixed_groups(work, placement))
+    sizes = channel_bytes(work, plan)
     total = sum(sum(sizes[channel.index]) for channel in plan.channels if not channel.local)
     return total + sum(value.step_bytes for _, _, value in _remote_ties(work, placement))
-
-
-def _channel_bytes(work: Work, plan: StagePlan) -> list[tuple[int, int]]:
-    """Per channel: bytes per step forward and backward."""
-    grads = with_gradient(work.graph)
-    found = []
-    for channel in plan.channels:
-        spec = work.graph.costs[channel.port.node].outputs[channel.port.port]
-        size = step_bytes(spec, work.batch, work.microbatches)
-        flows = channel.port.node in grads and spec.dtype.startswith(("float", "bfloat"))
-        found.append((size, size * (1 if channel.presum else len(channel.edges)) if flows else 0))
-    return found
 
 
 def _remote_ties(work: Work, placement: Mapping[NodeId, str]) -> list[tuple[str, str, Value]]:
@@ -168,7 +166,7 @@ class _Play:
             backward = sum(work.backward[order] for order in orders) / speed + fixed
             self.backward_s.append(backward if flows[-1] else 0.0)
         self._flows = flows
-        self._bytes = _channel_bytes(work, plan)
+        self._bytes = channel_bytes(work, plan)
         self.wire_bytes: dict[tuple[str, str], int] = {}
         self._next: list[list[tuple[int, int]]] = [
             _schedule(window(stage.level, plan.levels, microbatches), microbatches, flows[stage.index])

@@ -6,8 +6,9 @@ Both placements are predicted for the PNodes of now, so a PNode that joined afte
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from networks.codecs import CodedGroup
 from orchestrator.placement import Plan, plan, planned
 from orchestrator.work import Machine, Work
 from wire.errors import UsageError
@@ -28,14 +29,22 @@ class Comparison:
 
 
 def compare(
-    work: Work, machines: Sequence[Machine], placement: Mapping[str, str], *, cores: Mapping[str, int] | None = None
+    work: Work,
+    machines: Sequence[Machine],
+    placement: Mapping[str, str],
+    *,
+    cores: Mapping[str, int] | None = None,
+    coded: tuple[CodedGroup, ...] | None = None,
 ) -> Comparison:
-    """Raises `UsageError` if a PNode of the present placement can't be had any more."""
+    """`coded`: the edges that the session codes; another placement chooses its own.
+
+    Raises `UsageError` if a PNode of the present placement can't be had any more.
+    """
     absent = sorted(set(placement.values()) - {machine.id for machine in machines})
     if absent:
         raise UsageError(f"{', '.join(absent)} can't be had at present", hint="dcnr ps --pnodes")
     here = {node: placement[node] for node in work.nodes}
-    present = planned(work, machines, here, ["the VNodes are there now"], cores)
+    present = planned(replace(work, coded=coded), machines, here, ["the VNodes are there now"], cores)
     best = plan(work, machines, cores=cores)
     if present.forecast.step_s < best.forecast.step_s * WORTH:
         return Comparison(present, present, 1.0, {}, 0)

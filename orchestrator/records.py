@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from storage.keys import check_id
+from wire.messages import CodedEdges
 
 REGISTRY_PREFIX = "registry/"
 
@@ -62,6 +63,8 @@ class SessionRecord(msgspec.Struct, forbid_unknown_fields=True):
     loss_pnode: str = ""
     start_step: int = 0
     recoveries: int = 0
+    codecs: list[CodedEdges] | None = None
+    """The edges that its numbers are coded on, chosen when it was first placed; None before that."""
     hold: bool = False
     """A pause was asked for while it starts: it holds as soon as it runs."""
     term: int = 0

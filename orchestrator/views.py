@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from orchestrator import membership
+from orchestrator.life import codecs_text
 from orchestrator.lifecycle import ACTIVE
 from orchestrator.placement import Plan
 from orchestrator.waits import said_by, sentence
@@ -87,6 +88,7 @@ def session(service: Service, driver: SessionDriver) -> messages.SessionInfo:
         tokenizer_digest=record.tokenizer_digest,
         data_digest=record.data_digest,
         recoveries=record.recoveries,
+        codecs=codecs_text(record.codecs or []),
     )
 
 
@@ -131,6 +133,7 @@ def deployment(service: Service, driver: SessionDriver) -> messages.DeploymentIn
         data_digest=record.data_digest,
         step=record.step,
         store=service.store.url,
+        codecs=record.codecs or [],
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from networks.codecs import AUTO, CODECS, INT8, NONE, CodedGroup, coded_spec_bytes, wish_of
 from networks.graph import BATCH, DTYPE_BYTES, Graph, NodeId, TensorSpec
 
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -89,6 +90,12 @@ class Work:
     state_bytes: tuple[int, ...] = ()
     """What a node's part of a checkpoint holds: parameters, optimizer state, buffers."""
     calibration: Calibration = field(default_factory=Calibration)
+    codec: str = NONE
+    """The recipe's: what edges ask for that say nothing themselves."""
+    coded: tuple[CodedGroup, ...] | None = None
+    """The groups of a run that was placed before; None: to be chosen."""
+    small_values: tuple[Value, ...] = ()
+    """The values if `auto` means int8 everywhere; empty where nothing is left to `auto`."""
 
     @property
     def size(self) -> int:
@@ -109,6 +116,15 @@ def step_bytes(spec: TensorSpec, batch: int, microbatches: int) -> int:
     return spec.size_bytes(batch) if BATCH in spec.shape else spec.size_bytes(1) * microbatches
 
 
+def coded_step_bytes(spec: TensorSpec, codec: str, batch: int, microbatches: int) -> int:
+    """The same under a codec."""
+    if codec not in CODECS:
+        return step_bytes(spec, batch, microbatches)
+    return (
+        coded_spec_bytes(codec, spec, batch) if BATCH in spec.shape else coded_spec_bytes(codec, spec, 1) * microbatches
+    )
+
+
 def with_gradient(graph: Graph) -> set[NodeId]:
     """Nodes whose outputs carry a gradient: a parameter (or a tied one) is at or above them."""
     found: set[NodeId] = set()
@@ -127,8 +143,13 @@ def work_of(
     microbatches: int,
     optimizer_slots: int = 2,
     calibration: Calibration | None = None,
+    codec: str = NONE,
 ) -> Work:
-    """The costs of one training step. `optimizer_slots`: tensors of a parameter's size that the optimizer keeps."""
+    """The costs of one training step. `optimizer_slots`: tensors of a parameter's size that the optimizer keeps.
+
+    `codec`: the recipe's. A value counts with the bytes of the mildest codec that an edge of it asks for, `auto` as
+    none.
+    """
     calibration = calibration or Calibration()
     position = {node.id: node.order for node in graph.nodes}
     grads = with_gradient(graph)
@@ -136,6 +157,7 @@ def work_of(
     touched = [0] * len(graph.nodes)
     stash = [0] * len(graph.nodes)
     values: list[Value] = []
+    small: list[Value] = []
     for node in graph.nodes:
         outputs = sum(step_bytes(spec, batch, microbatches) for spec in graph.costs[node.id].outputs.values())
         stash[node.order] = -(-outputs // microbatches)
@@ -153,13 +175,18 @@ def work_of(
         if port.node in graph.inputs:
             continue
         spec = graph.costs[port.node].outputs[port.port]
-        there = step_bytes(spec, batch, microbatches)
-        back = there if spec.dtype in _FLOATS and port.node in grads else 0
+        back = spec.dtype in _FLOATS and port.node in grads
         readers = tuple(sorted({position[edge.dst.node] for edge in edges}))
-        values.append(Value(position[port.node], readers, there + back, 2 * microbatches))
+        wishes = {wish_of(graph, edge.index, codec) for edge in edges}
+        for found, auto in ((values, NONE), (small, INT8)):
+            asked = {auto if wish == AUTO else wish for wish in wishes}
+            there = max(coded_step_bytes(spec, one, batch, microbatches) for one in asked)
+            found.append(Value(position[port.node], readers, there * (1 + back), 2 * microbatches))
     for owner, users in graph.ties().items():
         size = sum(spec.size_bytes(1) for spec in _tied(graph, owner))
-        values.append(Value(position[owner], tuple(sorted(position[user] for user in users)), 2 * size, 2, 2 * size))
+        tie = Value(position[owner], tuple(sorted(position[user] for user in users)), 2 * size, 2, 2 * size)
+        values.append(tie)
+        small.append(tie)
     forward, backward, update, tensors, static, state = [], [], [], [], [], []
     for node in graph.nodes:
         cost = graph.costs[node.id]
@@ -188,6 +215,8 @@ def work_of(
         order=position,
         state_bytes=tuple(state),
         calibration=calibration,
+        codec=codec,
+        small_values=tuple(small) if small != values else (),
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from networks.codecs import CodedGroup, groups_problem
 from networks.graph import NodeId
 from networks.network import Network
 from pnode.compute_thread import ComputeThread
@@ -117,11 +118,15 @@ def _share(network: Network, deployment: Deployment, pnode: str, epoch: int, rep
     strangers = [where for where in placement.values() if where not in deployment.peers]
     if missing or strangers:
         raise RemoteError(f"the placement lacks {missing[:3]} and names unknown PNodes {strangers[:3]}")
+    groups = [CodedGroup(coded.codec, tuple(coded.edges)) for coded in deployment.codecs]
+    if problem := groups_problem(graph, groups):
+        raise RemoteError(problem, hint="do all PNodes run the same version?")
     live = find_live(graph)
     return make_share(
         graph, placement, pnode, live=live.live, trainable=live.trainable, session=deployment.session, epoch=epoch,
         replica=replica, microbatches=recipe.microbatches, steps=deployment.steps, start_step=deployment.start_step,
         checkpoint_every=deployment.checkpoint_every, clip=recipe.optimizer.clip,
+        groups=groups,
     )  # fmt: skip
 
 

@@ -357,7 +357,7 @@ class StageExecutor:
             slots = self._prepare(stash.arrived, stash.inputs)
             for op in self.program.ops:
                 self.program.run(slots, [op])
-                if not op.is_fork and not all(_finite(slots[slot]) for slot in op.outs):
+                if not op.between and not all(_finite(slots[slot]) for slot in op.outs):
                     return op.node if all(_finite(slots[slot]) for slot in op.ins) else None
         return None
 
@@ -369,7 +369,7 @@ class StageExecutor:
                 start = time.perf_counter()
                 self.program.run(slots, [op])
                 took = time.perf_counter() - start
-                if op.is_fork:
+                if op.between:
                     continue
                 self._times[op.node] = [took, 0.0]
                 for slot in op.outs:

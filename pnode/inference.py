@@ -186,7 +186,11 @@ class Inference:
             return
         spec = graph.costs[channel.port.node].outputs[channel.port.port]
         meta = hop.tensors[0]
-        if len(meta.shape) != len(spec.shape) or (meta.dtype != spec.dtype and meta.dtype not in self.session.floats):
+        if (
+            meta.codec != channel.codec
+            or len(meta.shape) != len(spec.shape)
+            or (meta.dtype != spec.dtype and meta.dtype not in self.session.floats)
+        ):
             self.session.refuse("bad-infer-hop", f"request {hop.request_id}: '{channel.port}' came as {meta}")
             return
         key = (hop.request_id, hop.sequence)
@@ -248,7 +252,7 @@ class Inference:
             if channel.local:
                 received[channel.index] = request.local[channel.index]
             else:
-                (received[channel.index],) = unpack(request.hops[channel.index], work.device)
+                (received[channel.index],) = unpack(request.hops[channel.index], work.device, channel.codec)
         cache: KVCache | None = None
         if asked.cache or asked.position > 0:
             cache = work.caches.get(asked.request_id, now)
@@ -261,7 +265,7 @@ class Inference:
                 if channel.local:
                     request.local[channel.index] = sends[channel.index]
                 else:
-                    leaving[channel.index] = pack([sends[channel.index]])
+                    leaving[channel.index] = pack([sends[channel.index]], channel.codec)
         made = {name: pack([tensor]) for name, tensor in outputs.items()}
         return _Made(leaving, made, count or 0, work.applied)
 

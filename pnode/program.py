@@ -7,19 +7,25 @@ tidy, what is sent and which tensors take the gradients that come back. Invarian
   chain.
 - A value with three or more live readers (groups of readers, where one gradient already stands for several) passes a
   `Fork`; the others are read directly.
+- A coded group that does not travel whole to another PNode is rounded here: its readers, near and far, get the rounded
+  value, and their gradients are summed in order and rounded once. To the value it counts as one reader, in the place
+  of its first edge. A group that travels whole has a channel of its own, whose ends code it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from networks.codecs import CodedGroup, group_of
 from networks.graph import Edge, Graph, Node, NodeId, PortRef
 from networks.stages import Channel, StagePlan
 from networks.types import REGISTRY, VNodeModule
+from pnode.codecs import round_in_place_of_travel
 from pnode.forks import fork, tidy
 from pnode.liveness import Liveness, counting_node
 
@@ -38,7 +44,8 @@ class Op:
     hooks: tuple[int, ...] = ()
     chain: tuple[Callable[[Any], Any], ...] = ()
     links: tuple[NodeId, ...] = ()
-    is_fork: bool = False
+    between: bool = False
+    """No VNode's own: a fork or a rounding."""
 
 
 @dataclass(slots=True)
@@ -128,6 +135,7 @@ class _Compiler:
         self.members = set(plan.stages[stage].nodes)
         self.ins, self.outs = plan.ins(stage), plan.outs(stage)
         self.into, self.readers = graph.in_edges(), graph.out_edges()
+        self.coded = group_of(plan.groups)
         self.types = {node.id: REGISTRY[node.type] for node in graph.nodes}
         self.program = Program()
 
@@ -188,7 +196,7 @@ class _Compiler:
     def _fork(self, node: NodeId, slot: int, groups: Sequence[Sequence[Edge]]) -> list[int]:
         count = len(groups)
         branches = [self._slot() for _ in groups]
-        self.program.ops.append(Op(node, lambda value: fork(value, count), (slot,), tuple(branches), (), is_fork=True))
+        self.program.ops.append(Op(node, lambda value: fork(value, count), (slot,), tuple(branches), (), between=True))
         for branch, group in zip(branches, groups, strict=True):
             for edge in group:
                 if edge.dst.node in self.members:
@@ -216,33 +224,67 @@ class _Compiler:
 
     def _leave(self, port: PortRef, slot: int) -> bool:
         """Connect a new value with its readers; whether gradients that reach it must be made tidy."""
-        program, readers = self.program, self.readers.get(port, [])
-        channel_of = {edge.index: channel for channel in self.outs if channel.port == port for edge in channel.edges}
-        groups: list[list[Edge]] = []
-        owner: list[Channel | None] = []
-        presummed: dict[int, int] = {}
+        readers = self.readers.get(port, [])
+        channels = [channel for channel in self.outs if channel.port == port]
+        travels = {channel.edges[0].index for channel in channels if channel.codec}
+        rounded = [group for group in self._groups(readers) if group.edges[0] not in travels]
+        inner = {edge for group in rounded for edge in group.edges}
+        outer = [channel for channel in channels if channel.edges[0].index not in inner]
+        branches = self._spread(port.node, slot, readers, outer, rounded)
+        for group in rounded:
+            edges = [edge for edge in readers if edge.index in group.edges]
+            out = self._round(port.node, branches.get(group.edges[0], slot), group.codec)
+            behind = [channel for channel in channels if channel.edges[0].index in group.edges]
+            self._spread(port.node, out, edges, behind, ())
+        mine = [edge for edge in readers if edge.dst.node in self.members and edge.index not in inner]
+        return not branches and self._untidy(mine)
+
+    def _groups(self, readers: Sequence[Edge]) -> list[CodedGroup]:
+        """The coded groups among a value's readers, by first edge."""
+        return list(dict.fromkeys(self.coded[edge.index] for edge in readers if edge.index in self.coded))
+
+    def _round(self, node: NodeId, slot: int, codec: str) -> int:
+        out = self._slot()
+        call = partial(round_in_place_of_travel, codec=codec)
+        self.program.ops.append(Op(node, call, (slot,), (out,), (), between=True))
+        return out
+
+    def _spread(
+        self,
+        node: NodeId,
+        slot: int,
+        readers: Sequence[Edge],
+        channels: Sequence[Channel],
+        rounded: Sequence[CodedGroup],
+    ) -> dict[int, int]:
+        """Connect the value in `slot` with its readers, each channel that sums and each rounded group as one of them.
+
+        Returns the branch of each live part by its first edge if it forks; else nothing, since all read `slot`.
+        """
+        program = self.program
+        channel_of = {edge.index: channel for channel in channels for edge in channel.edges}
+        group_of_edge = group_of(rounded)
+        parts: dict[int, list[Edge]] = {}
+        owner: dict[int, Channel | None] = {}
         for edge in readers:
+            channel, group = channel_of.get(edge.index), group_of_edge.get(edge.index)
             if edge.dst.node in self.members:
                 program.reads[edge.index] = slot
-            if edge.index not in self.liveness.live:
-                continue
-            channel = channel_of.get(edge.index)
-            if channel is not None and channel.presum:
-                if channel.index in presummed:
-                    groups[presummed[channel.index]].append(edge)
-                    continue
-                presummed[channel.index] = len(groups)
-            groups.append([edge])
-            owner.append(channel)
-        branches = self._fork(port.node, slot, groups) if len(groups) >= 3 else [slot] * len(groups)
-        for channel in self.outs:
-            if channel.port == port:
-                roots = tuple(
-                    branch for branch, by in zip(branches, owner, strict=True) if by is not None and by is channel
-                )
-                program.departures.append(Departure(channel, slot, roots))
-        mine = [edge for edge in readers if edge.dst.node in self.members]
-        return len(groups) < 3 and self._untidy(mine)
+            first = edge.index
+            if group is not None:
+                first = group.edges[0]
+            elif channel is not None and channel.presum:
+                first = channel.edges[0].index
+            parts.setdefault(first, []).append(edge)
+            owner[first] = channel if group is None else None
+        live = {first: found for first, edges in parts.items() if (found := self.liveness.edges(edges))}
+        branches: dict[int, int] = {}
+        if len(live) >= 3:
+            branches = dict(zip(live, self._fork(node, slot, [*live.values()]), strict=True))
+        for channel in channels:
+            roots = tuple(branches.get(first, slot) for first in live if owner[first] is channel)
+            program.departures.append(Departure(channel, slot, roots))
+        return branches
 
 
 def _tidied(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -263,7 +305,7 @@ def _fuse(program: Program) -> list[Op]:
     fused: list[Op] = []
     for op in program.ops:
         last = fused[-1] if fused else None
-        simple = len(op.ins) == 1 and len(op.outs) == 1 and not op.is_fork
+        simple = len(op.ins) == 1 and len(op.outs) == 1 and not op.between
         if (
             last is not None
             and simple

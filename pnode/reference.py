@@ -1,20 +1,22 @@
 """The same network as one stage in one process: what every distributed run must equal.
 
-There is no link, codec, schedule or placement in the path of this module: it drives one `StageExecutor` over the whole
-graph, microbatch after microbatch. `dcnr train --local` and `dcnr verify` use it.
+There is no link, schedule or placement in the path of this module: it drives one `StageExecutor` over the whole graph,
+microbatch after microbatch. `dcnr train --local` and `dcnr verify` use it. A run with codecs equals the reference that
+is given the run's coded groups, and no other: without them nothing is rounded.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from networks.codecs import CodedGroup
 from networks.graph import NodeId
 from networks.recipe import lr_at
 from networks.stages import cut_stages
@@ -77,12 +79,13 @@ class Reference:
         seed: int | None = None,
         device: torch.device | None = None,
         trace: bool = False,
+        groups: Sequence[CodedGroup] = (),
     ) -> None:
         seed = network.recipe.seed if seed is None else seed
         self.network = network
         nodes = [node.id for node in network.graph.nodes]
         self.vnodes = VNodes(network, nodes, device=device or torch.device("cpu"), seed=seed, trace=trace)
-        plan = cut_stages(network.graph, dict.fromkeys(nodes, HERE))
+        plan = cut_stages(network.graph, dict.fromkeys(nodes, HERE), groups)
         self.executor = StageExecutor(self.vnodes, plan, 0, data=source, recipe=network.recipe)
 
     def step(self, step: int) -> Step:
@@ -136,14 +139,16 @@ def train(
     trace: Callable[[int, VNodes], None] | None = None,
     start_step: int = 0,
     start: Mapping[NodeId, Mapping[str, Tensor]] | None = None,
+    groups: Sequence[CodedGroup] = (),
 ) -> Reference:
     """Train from `start_step` up to `steps` (the recipe's unless given) and return the trained network.
 
+    `groups`: edges that are rounded as if they were coded.
     `trace(step, vnodes)` is called after each step (1 is the first) with gradients kept. Raises NotFinite.
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    reference = Reference(network, source, seed=seed, device=device, trace=trace is not None)
+    reference = Reference(network, source, seed=seed, device=device, trace=trace is not None, groups=groups)
     if start is not None:
         reference.load_state(start)
     for step in range(start_step, network.recipe.steps if steps is None else steps):

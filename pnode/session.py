@@ -273,7 +273,7 @@ class Session:
         expected = self.flow.tensors.get(hop.channel, 0) if backward else 1
         problem = hop_problem(
             self.network.graph, channel, backward=backward, expected=expected, rows=self._rows[hop.microbatch],
-            metas=[(meta.dtype, meta.shape) for meta in hop.tensors], floats=self.floats,
+            metas=[(meta.dtype, meta.shape, meta.codec) for meta in hop.tensors], floats=self.floats,
         )  # fmt: skip
         if problem:
             way = "gradient" if backward else "activation"

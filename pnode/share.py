@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from networks.codecs import CodedGroup, codec_text
 from networks.graph import DTYPE_BYTES, Graph, NodeId, TensorSpec
 from networks.stages import Channel, StagePlan, cut_stages
 from pnode.flow import GradientFlow, gradient_flow
@@ -73,12 +74,13 @@ def make_share(
     start_step: int = 0,
     checkpoint_every: int = 0,
     clip: float | None = None,
+    groups: Sequence[CodedGroup] = (),
 ) -> Share:
     """Work out the share of `pnode`; `live` and `trainable` as `pnode.liveness` finds them.
 
     Raises `MisuseError` if it holds nothing of this placement.
     """
-    plan = cut_stages(graph, placement)
+    plan = cut_stages(graph, placement, groups)
     flow = gradient_flow(plan, live, trainable)
     schedules = {i: s for i, s in make_schedules(plan, flow, microbatches).items() if plan.stages[i].pnode == pnode}
     if not schedules:
@@ -123,18 +125,21 @@ def hop_problem(
     backward: bool,
     expected: int,
     rows: int,
-    metas: Sequence[tuple[str, Sequence[int]]],
+    metas: Sequence[tuple[str, Sequence[int], str]],
     floats: frozenset[str],
 ) -> str:
     """What is wrong with the tensors of a hop, against what the graph says, or "".
 
-    `expected`: number of tensors; `floats`: dtypes that may stand in for a float value (bf16 runs send both).
+    `expected`: number of tensors; `metas`: dtype, shape and codec of each; `floats`: dtypes that may stand in for a
+    float value (bf16 runs send both).
     """
     spec = graph.costs[channel.port.node].outputs[channel.port.port]
     if len(metas) != expected:
         return f"expected {expected} tensors, got {len(metas)}"
     shape = [rows if extent == "batch" else int(extent) for extent in spec.shape]
-    for dtype, got in metas:
+    for dtype, got, codec in metas:
+        if codec != channel.codec:
+            return f"expected it {codec_text(channel.codec)}, got it {codec_text(codec)}"
         fits = dtype == spec.dtype or (spec.dtype in floats and dtype in floats)
         if not fits or list(got) != shape:
             return f"expected {TensorSpec(spec.dtype, tuple(shape))}, got {dtype}({', '.join(map(str, got))})"

@@ -5,6 +5,9 @@ gradients never do (no operation here works in place on them), parameters are co
 memory of their own, aligned and writable, so a received tensor is that memory. A frame that may not be written to is
 somebody else's, so it is copied. Whoever computes with a tensor copies it again if its address is not aligned
 (pnode.forks.received).
+
+On an edge with a codec a frame holds the coded bytes (pnode.codecs); dtype and shape are those of the tensor that comes
+out. The receiver names the codec that it expects, and takes no other.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from networks.codecs import codec_text, coded_bytes
+from pnode.codecs import decode, encode
 from wire.errors import RemoteError
 from wire.messages import TensorMeta
 
@@ -47,40 +52,49 @@ class Received:
     frames: Sequence[memoryview]
 
 
-def pack(tensors: Iterable[torch.Tensor]) -> Packed:
-    """Tensors of any device as contiguous CPU bytes; no copy for contiguous CPU tensors."""
+def pack(tensors: Iterable[torch.Tensor], codec: str = "") -> Packed:
+    """Tensors of any device as contiguous CPU bytes; no copy for contiguous CPU tensors without a codec."""
     metas: list[TensorMeta] = []
     frames: list[memoryview] = []
     for tensor in tensors:
+        if codec:
+            metas.append(TensorMeta(NAMES[tensor.dtype], list(tensor.shape), codec))
+            frames.append(encode(tensor, codec).cpu().numpy().data)
+            continue
         plain = tensor.detach().cpu().contiguous()
         metas.append(TensorMeta(NAMES[plain.dtype], list(plain.shape)))
         frames.append(plain.reshape(-1).view(torch.uint8).numpy().data)
     return Packed(tuple(metas), tuple(frames))
 
 
-def unpack(received: Received, device: torch.device | None = None) -> list[torch.Tensor]:
-    """The tensors of received frames.
+def unpack(received: Received, device: torch.device | None = None, codec: str = "") -> list[torch.Tensor]:
+    """The tensors of received frames, all of them coded by `codec`.
 
-    Raises `RemoteError` if a frame has not the size that its dtype and shape say.
+    Raises `RemoteError` if a frame has not the size that its dtype, shape and codec say, or another codec.
     """
     if len(received.metas) != len(received.frames):
         raise RemoteError(f"{len(received.metas)} tensors announced, {len(received.frames)} frames came")
-    return [_tensor(meta, frame, device) for meta, frame in zip(received.metas, received.frames, strict=True)]
+    return [_tensor(meta, frame, device, codec) for meta, frame in zip(received.metas, received.frames, strict=True)]
 
 
-def _tensor(meta: TensorMeta, frame: memoryview, device: torch.device | None) -> torch.Tensor:
+def _tensor(meta: TensorMeta, frame: memoryview, device: torch.device | None, codec: str) -> torch.Tensor:
     dtype = DTYPES.get(meta.dtype)
     if dtype is None:
         raise RemoteError(f"unknown dtype {meta.dtype!r}")
-    count = 1
-    for extent in meta.shape:
-        count *= extent
-    expected = count * dtype.itemsize
+    if meta.codec != codec:
+        raise RemoteError(f"expected a tensor {codec_text(codec)}, got one {codec_text(meta.codec)}")
+    if codec and not dtype.is_floating_point:
+        raise RemoteError(f"{meta.dtype} can't be coded by {codec}")
+    expected = coded_bytes(codec, meta.shape, dtype.itemsize)
     if frame.nbytes != expected or any(extent < 0 for extent in meta.shape):
-        raise RemoteError(f"expected {expected} bytes for {meta.dtype}{tuple(meta.shape)}, got {frame.nbytes}")
-    if count == 0:
+        what = f" as {codec}" if codec else ""
+        raise RemoteError(f"expected {expected} bytes for {meta.dtype}{tuple(meta.shape)}{what}, got {frame.nbytes}")
+    if expected == 0:
         return torch.empty(meta.shape, dtype=dtype, device=device)
     array = np.frombuffer(frame, dtype=np.uint8)
     flat = torch.from_numpy(array if array.flags.writeable else array.copy())
+    if codec:
+        here = flat if device is None or device.type == "cpu" else flat.to(device)
+        return decode(here, codec, dtype, meta.shape)
     tensor = flat.view(dtype).reshape(meta.shape)
     return tensor if device is None or device.type == "cpu" else tensor.to(device)

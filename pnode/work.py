@@ -1,7 +1,7 @@
 """The torch side of one session on one PNode: carries out the core's jobs. Lives in the compute thread.
 
 Everything that stays between two jobs is here: the VNodes, the stages' executors, values on their way between stages
-of this PNode, and the losses of the running step. Payloads for the wire are packed here, off the event loop.
+of this PNode, and the losses of the running step. Payloads for the wire are packed and coded here, off the event loop.
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ class Work:
 
     # ------------------------------------------------------------------------------------ passes
 
-    def _unpack(self, payload: object) -> list[Tensor]:
+    def _unpack(self, payload: object, codec: str = "") -> list[Tensor]:
         if not isinstance(payload, Received):
             raise MisuseError(f"expected received tensors, got {type(payload).__name__}")
-        return unpack(payload, self.device)
+        return unpack(payload, self.device, codec)
 
     def _forward(self, job: Job, inputs: Mapping[int | str, object]) -> Done:
         received: dict[int, Tensor] = {}
@@ -123,7 +123,7 @@ class Work:
             if channel.local:
                 (received[channel.index],) = self.local.pop(("F", channel.index, job.step, job.microbatch))
             else:
-                (received[channel.index],) = self._unpack(inputs[channel.index])
+                (received[channel.index],) = self._unpack(inputs[channel.index], channel.codec)
         result = self.executors[job.stage].forward(job.step, job.microbatch, received)
         if result.loss is not None:
             self.losses.append((result.loss.detach(), result.count or 0))
@@ -138,7 +138,7 @@ class Work:
             if channel.local:
                 gradients[channel.index] = self.local.pop(("B", channel.index, job.step, job.microbatch))
             else:
-                gradients[channel.index] = self._unpack(inputs[channel.index])
+                gradients[channel.index] = self._unpack(inputs[channel.index], channel.codec)
         result = self.executors[job.stage].backward(job.step, job.microbatch, gradients)
         ins = [c for c in self.share.plan.ins(job.stage) if c.index in self.share.flow.channels]
         sends = self._sort(job, "B", ins, result)
@@ -154,7 +154,7 @@ class Work:
             if channel.local:
                 self.local[way, channel.index, job.step, job.microbatch] = tensors
             else:
-                leaving[channel.index] = pack(tensors)
+                leaving[channel.index] = pack(tensors, channel.codec)
         return leaving
 
     # ------------------------------------------------------------------------------------ end of a step

@@ -31,10 +31,14 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class TensorMeta(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What one raw frame holds: torch's short dtype name and the shape (row-major, contiguous)."""
+    """What one raw frame holds: torch's short dtype name and the shape (row-major, contiguous).
+
+    With a codec the frame holds the tensor coded; dtype and shape are those of the tensor that comes out.
+    """
 
     dtype: str
     shape: list[int]
+    codec: str = ""  # "" or the edge's: bf16, int8
 
 
 class PeerRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -166,6 +170,13 @@ class Prepare(Message, tag="prepare", frozen=True):
     term: int
 
 
+class CodedEdges(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One value's way to some of its readers, coded: indices of edges in the network's order."""
+
+    codec: str
+    edges: list[int]
+
+
 class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a PNode needs to run its share of a session; the body of `Prepare`."""
 
@@ -187,6 +198,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint_every: int  # 0: only at the end and on demand
     trace: bool = False  # write parameters and gradients of every step below store_prefix (dcnr verify)
     max_uncommitted: int = 10  # cuts made and not known as committed, above which training waits
+    codecs: list[CodedEdges] = []  # edges that are coded, whether they cross PNodes in this placement or not
 
 
 class StartRun(Message, tag="start_run", frozen=True):
@@ -552,6 +564,7 @@ class SessionInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokenizer_digest: str = ""
     data_digest: str = ""
     recoveries: int = 0  # placements made because something was lost
+    codecs: str = ""  # "" or which codecs its edges have, for people
 
 
 class SessionEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -578,6 +591,7 @@ class DeploymentInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data_digest: str
     step: int
     store: str
+    codecs: list[CodedEdges] = []  # what a one-process run has to round in order to give the same numbers
 
 
 class PlanInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -79,7 +79,7 @@ def show_sessions(terminal: Terminal, sessions: list[SessionInfo]) -> None:
             compact(info.tokens_s) if info.state == "running" else "-",
             duration(info.eta_s) if info.state == "running" else "-",
             info.committed or "-", ",".join(info.pnodes) or "-", ago(max(0.0, time.time() - info.created)),
-            info.error or "; ".join(info.waiting) or info.bit_exact or _recovered(info),
+            info.error or "; ".join(info.waiting) or info.bit_exact or _recovered(info) or info.codecs,
         )
         for info in sessions
     ]  # fmt: skip

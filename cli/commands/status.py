@@ -95,15 +95,25 @@ def show_live(terminal: Terminal, sessions: list[SessionInfo]) -> None:
     """The table of the sessions that are deployed or under way."""
     from cli.commands.sessions import STATE_STYLES
 
+    coded = any(info.codecs for info in sessions)
     rows = [
         (
             info.session, info.state, info.epoch, f"{info.step}/{info.steps}", info.committed or "-",
-            info.recoveries or "-", ",".join(info.pnodes) or "-",
+            info.recoveries or "-", ",".join(info.pnodes) or "-", *((info.codecs or "-",) if coded else ()),
         )
         for info in sessions
     ]  # fmt: skip
     styles = {(index, 1): STATE_STYLES.get(info.state, "") for index, info in enumerate(sessions)}
-    columns = ("session", "state", "epoch>", "step>", "saved>", "recoveries>", "pnodes")
+    columns = (
+        "session",
+        "state",
+        "epoch>",
+        "step>",
+        "saved>",
+        "recoveries>",
+        "pnodes",
+        *(("codecs",) if coded else ()),
+    )
     terminal.table(columns, rows, styles=styles, spare=("epoch", "saved", "pnodes"))
 
 

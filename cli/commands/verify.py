@@ -9,12 +9,14 @@ import typer
 from cli.options import NetworkArgument, Output, OutputOption, SetsOption
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from cli.cluster import Cluster
     from cli.preparing import Prepared
     from cli.terminal import Terminal
     from cli.verifying import Reference, Verdict
+    from wire.messages import CodedEdges
 
 
 def verify(
@@ -43,7 +45,8 @@ def verify(
 ) -> None:
     """Train on real PNode processes over TCP and in this one process, and compare each step bit for bit.
 
-    Prints the largest difference in loss, gradients and weights; anything but exactly 0 fails with exit code 1.
+    Prints the largest difference in loss, gradients and weights; anything but exactly 0 fails with exit code 1. With
+    codecs, this process rounds on the edges that the PNodes code; it does not compare with a run without codecs.
     """
     import shutil
     import tempfile
@@ -105,9 +108,10 @@ def _verify(
     from cli.running import run
     from cli.starting import data_cache
     from cli.verifying import run_reference
+    from networks.codecs import asks_for_codec
 
     threads = threads_per_pnode(pnodes)
-    runs: list[tuple[Prepared, Reference]] = []
+    runs: list[tuple[Prepared, Reference | Callable[[Sequence[CodedEdges]], Reference]]] = []
     for split in splits or [0]:
         chosen = [*sets, f"train.steps={steps}", "train.checkpoint.every=0"]
         chosen += [f"train.microbatches={split}"] if split else []
@@ -117,6 +121,9 @@ def _verify(
             other = prepare(
                 network, Overrides.of([*chosen, f"train.microbatches={against}"]), terminal, cache=data_cache()
             )
+        if asks_for_codec(prepared.network.graph, prepared.network.recipe.codec):
+            runs.append((prepared, _rounding(other, folder, steps, threads)))
+            continue
         with counting(terminal, f"one process, {other.network.recipe.microbatches} microbatches", steps) as moved:
             reference = run_reference(
                 other, folder / f"reference-{len(runs)}", steps=steps, threads=threads, moved=moved
@@ -130,9 +137,25 @@ def _verify(
         stop(cluster)
 
 
+def _rounding(
+    prepared: Prepared, folder: Path, steps: int, threads: int
+) -> Callable[[Sequence[CodedEdges]], Reference]:
+    """What makes the reference of a session once it is known which edges it codes."""
+    import tempfile
+    from pathlib import Path
+
+    from cli.verifying import run_reference
+
+    def make(codecs: Sequence[CodedEdges]) -> Reference:
+        here = Path(tempfile.mkdtemp(prefix="reference-", dir=folder))
+        return run_reference(prepared, here, steps=steps, threads=threads, moved=lambda step: None, codecs=codecs)
+
+    return make
+
+
 async def _compare(
     cluster: Cluster,
-    runs: list[tuple[Prepared, Reference]],
+    runs: list[tuple[Prepared, Reference | Callable[[Sequence[CodedEdges]], Reference]]],
     kinds: list[str],
     pnodes: int,
     steps: int,
@@ -171,11 +194,12 @@ def _line(terminal: Terminal, verdict: Verdict) -> None:
 
     gaps = verdict.comparison.gaps
     numbers = "  ".join(f"{kind} {gaps[kind].absolute:g}" for kind in KINDS)
+    coded = "".join(f", {codec} on {plural(count, 'edge')}" for codec, count in verdict.coded.items())
     word = "equal" if verdict.good else "DIFFERENT"
     terminal.line(
         f"{word:<9}  {verdict.placement:<10} {plural(verdict.microbatches, 'microbatch')}, "
         f"{plural(verdict.machines, 'PNode')}, {plural(verdict.stages, 'stage')}, "
-        f"{size(verdict.bytes_crossed)} crossed:  {numbers}",
+        f"{size(verdict.bytes_crossed)} crossed{coded}:  {numbers}",
         style="green" if verdict.good else "bold red",
     )
 

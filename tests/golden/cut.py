@@ -11,11 +11,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from networks.codecs import CODECS, CodedGroup, coded_bytes
 from networks.graph import NodeId
 from networks.network import Network
-from networks.stages import cut_stages
+from networks.stages import Channel, cut_stages, wished_groups
 from pnode.executor import StageExecutor
 from pnode.reference import clip_scale
+from pnode.tensors import Received, pack, unpack
 from pnode.vnodes import GradientSummary, VNodes
 
 
@@ -39,6 +41,27 @@ def random_placement(network: Network, pnodes: int, seed: int) -> dict[NodeId, s
     return {node: f"p{draw.randrange(pnodes)}" for node in nodes}
 
 
+def random_groups(network: Network, placement: Mapping[NodeId, str], seed: int) -> tuple[CodedGroup, ...]:
+    """Codecs for most of what crosses in a placement, drawn at random."""
+    draw = random.Random(seed)
+    found = []
+    for _, group in wished_groups(network.graph, placement, "auto"):
+        codec = draw.choice([*CODECS, *CODECS, ""])
+        if codec:
+            found.append(CodedGroup(codec, group.edges))
+    return tuple(found)
+
+
+def travel(tensor: Tensor, channel: Channel) -> Tensor:
+    """A tensor that went along a channel: as raw bytes, or coded as the shipped code packs it."""
+    if not channel.codec:
+        return through_bytes(tensor)
+    packed = pack([tensor], channel.codec)
+    assert packed.size_bytes == coded_bytes(channel.codec, tensor.shape)
+    (found,) = unpack(Received(packed.metas, packed.frames), None, channel.codec)
+    return through_bytes(found)
+
+
 class Cut:
     """All PNodes of a placement; `step` does what daemons and links do between them."""
 
@@ -51,9 +74,10 @@ class Cut:
         seed: int = 0,
         trace: bool = False,
         device: torch.device | None = None,
+        groups: tuple[CodedGroup, ...] = (),
     ) -> None:
         self.network, self.source = network, source
-        self.plan = cut_stages(network.graph, placement)
+        self.plan = cut_stages(network.graph, placement, groups)
         self.placement = placement
         self.vnodes = {
             name: VNodes(
@@ -70,6 +94,7 @@ class Cut:
             for stage in self.plan.stages
         ]
         self.hops = 0
+        self.coded = 0
 
     def forward(self, step: int, microbatch: int) -> tuple[float, int]:
         """F of every stage."""
@@ -79,8 +104,9 @@ class Cut:
             arrived = {channel.index: wires[channel.index] for channel in self.plan.ins(index)}
             done = stage.forward(step, microbatch, arrived)
             for channel, tensor in done.sends.items():
-                wires[channel] = through_bytes(tensor)
+                wires[channel] = travel(tensor, self.plan.channels[channel])
                 self.hops += 1
+                self.coded += bool(self.plan.channels[channel].codec)
             if done.loss is not None and done.count is not None:
                 loss, count = float(done.loss), done.count
         return loss, count
@@ -92,7 +118,18 @@ class Cut:
             came = {channel.index: wires[channel.index] for channel in self.plan.outs(index)}
             for channel, tensors in self.stages[index].backward(step, microbatch, came).items():
                 assert bool(tensors) == self.stages[index].needs_gradient(channel)
-                wires[channel] = [through_bytes(tensor) for tensor in tensors]
+                wires[channel] = [travel(tensor, self.plan.channels[channel]) for tensor in tensors]
+
+    def infer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All outputs of one forward request."""
+        wires: dict[int, Tensor] = {}
+        found: dict[str, Tensor] = {}
+        for index, stage in enumerate(self.stages):
+            arrived = {channel.index: wires[channel.index] for channel in self.plan.ins(index)}
+            sends, made, _ = stage.infer(arrived, inputs, set(self.network.graph.outputs))
+            found |= made
+            wires |= {channel: travel(tensor, self.plan.channels[channel]) for channel, tensor in sends.items()}
+        return found
 
     def report(self) -> list[GradientSummary]:
         """Tie gradients to their owners, then everybody's report."""

@@ -169,13 +169,18 @@ async def read_manifest(store: Store, prefix: str, key: str, digest: str) -> Man
     """A manifest, verified. Raises NotFoundError, CorruptError."""
     check_manifest_key(prefix, key)
     stored = await read_again(lambda: store.get(key, sha256=digest, max_bytes=MAX_MANIFEST_BYTES))
-    try:
-        manifest = msgspec.json.decode(stored.data, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptError(f"{key} is not a manifest: {error}", key=key) from error
+    manifest = decode_manifest(stored.data, key=key)
     if manifest_key(prefix, manifest.step, digest) != key:
         raise CorruptError(f"{key} holds the manifest of step {manifest.step}", key=key)
     return manifest
+
+
+def decode_manifest(data: bytes, *, key: str) -> Manifest:
+    """A manifest's stored form. Raises CorruptError naming `key`."""
+    try:
+        return msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptError(f"{key} is not a manifest: {error}", key=key) from error
 
 
 def check_manifest_key(prefix: str, key: str) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from wire.codec import MessageError, tensor_bytes
 from wire.errors import RemoteError
 from wire.messages import TensorMeta
 
@@ -72,10 +73,11 @@ def _tensor(meta: TensorMeta, frame: memoryview, device: torch.device | None) ->
     dtype = DTYPES.get(meta.dtype)
     if dtype is None:
         raise RemoteError(f"unknown dtype {meta.dtype!r}")
-    count = 1
-    for extent in meta.shape:
-        count *= extent
-    expected = count * dtype.itemsize
+    try:
+        expected = tensor_bytes(meta)
+    except MessageError as error:
+        raise RemoteError(error.message) from error
+    count = expected // dtype.itemsize
     if frame.nbytes != expected or any(extent < 0 for extent in meta.shape):
         raise RemoteError(f"expected {expected} bytes for {meta.dtype}{tuple(meta.shape)}, got {frame.nbytes}")
     if count == 0:

@@ -21,6 +21,7 @@ import xxhash
 
 from wire.errors import MisuseError, RemoteError
 from wire.limits import (
+    BODY_BYTES,
     FRAME_BYTES,
     FRAMES,
     HEADER_ARRAY,
@@ -181,7 +182,7 @@ def read_message(fields: list[Any]) -> Message:
         raise MessageError(f"message {tag!r}: {error}") from None
 
 
-def read_body(data: Payload, kind: Any, *, limit_bytes: int = 256 << 20) -> Any:
+def read_body(data: Payload, kind: Any, *, limit_bytes: int = BODY_BYTES) -> Any:
     """A body that travels as a frame (msgpack of `kind`), checked as strictly as a header but for its size.
 
     Raises `MessageError`.
@@ -190,7 +191,7 @@ def read_body(data: Payload, kind: Any, *, limit_bytes: int = 256 << 20) -> Any:
         raise MessageError(f"body of {len(data)} bytes; at most {limit_bytes} are allowed")
     try:
         return msgspec.msgpack.decode(data, type=kind, strict=True)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MessageError(f"body is not a {getattr(kind, '__name__', kind)}: {error}") from None
 
 
@@ -208,7 +209,10 @@ def tensor_bytes(meta: TensorMeta) -> int:
         raise MessageError(f"tensor of {len(shape)} dimensions; at most {TENSOR_DIMS} are allowed")
     if shape and (min(shape) < 0 or max(shape) > TENSOR_EXTENT):
         raise MessageError(f"tensor extent {min(shape) if min(shape) < 0 else max(shape)}")
-    return math.prod(shape, start=size)
+    total = math.prod(shape, start=size)
+    if not total and math.prod(filter(None, shape)) > TENSOR_EXTENT:  # strides are made of what an extent of 0 hides
+        raise MessageError(f"tensor of the shape {shape}, whose strides would be above {TENSOR_EXTENT}")
+    return total
 
 
 def tensor_problem(message: Message, sizes: list[int]) -> str:

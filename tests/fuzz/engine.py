@@ -120,11 +120,11 @@ def judge(target: Target, data: bytes) -> tuple[bool, str]:
     return True, ""
 
 
-def cases_of(target: Target, seed: str, batch: int) -> Iterator[bytes]:
+def cases_of(target: Target, seed: str, batch: int, most: int = BATCH) -> Iterator[bytes]:
     """The cases of one batch: always the same ones for the same seed and number."""
     random = Random(f"{seed}/{target.name}/{batch}")
     corpus = target.valid()
-    for _ in range(BATCH):
+    for _ in range(most):
         base = corpus[int(random.random() * len(corpus))]
         data = target.change(random, base, corpus)
         yield data if len(data) <= target.max_bytes else data[: target.max_bytes]
@@ -136,10 +136,11 @@ def campaign(
     cases: int,
     seconds: float,
     seed: str,
+    most: int = BATCH,
     current: mmap.mmap | None = None,
     keep: Callable[[str, bytes, str], str] | None = None,
 ) -> Figures:
-    """Cases until there were so many, or so long. `current`: where each case is put before it runs."""
+    """Cases until there were so many, or so long. `most`: in a batch; `current`: where each is put before it runs."""
     figures = Figures()
     memory = Memory()
     corpus = target.valid()
@@ -153,7 +154,7 @@ def campaign(
     while figures.cases < cases and time.perf_counter() - started < seconds:
         before = memory.begin()
         ran: list[bytes] = []
-        for data in cases_of(target, seed, batch):
+        for data in cases_of(target, seed, batch, most):
             if current is not None:
                 current[0:8] = len(data).to_bytes(8, "little")
                 current[8 : 8 + len(data)] = data

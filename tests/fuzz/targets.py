@@ -170,14 +170,18 @@ LINK = Target(
 )  # fmt: skip
 
 
+BODIES: tuple[Any, ...] = (Deployment, list[Part], list[VNodeReport], tuple[tuple[int, float], ...])
+
+
 def _body(data: bytes) -> None:
-    kind = (Deployment, list[Part], list[VNodeReport], tuple[tuple[int, float], ...])[data[0] % 4] if data else Deployment
+    kind = (
+        (Deployment, list[Part], list[VNodeReport], tuple[tuple[int, float], ...])[data[0] % 4] if data else Deployment
+    )
     read_body(data[1:], kind)
 
 
 def _bodies() -> list[bytes]:
-    kinds = (Deployment, list[Part], list[VNodeReport], tuple[tuple[int, float], ...])
-    return [bytes([at]) + msgspec.msgpack.encode(samples.sample(kind)) for at, kind in enumerate(kinds)]
+    return [bytes([at]) + msgspec.msgpack.encode(samples.sample(kind)) for at, kind in enumerate(BODIES)]
 
 
 def _change_body(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
@@ -191,7 +195,8 @@ BODY = Target("body", "what travels as a frame: deployments, parts, reports, nor
 # ---------------------------------------------------------------- network files
 
 WORDS = [
-    b"$d", b"$(4*d)", b"$(1/0)", b"$(9**9**9)", b"&a", b"*a", b"!!python/object:os.system", b"- id: x", b"{", b"}", b"[",
+    b"$d", b"$(4*d)", b"$(1/0)", b"$(9**9**9)", b"&a", b"*a", b"!!python/object:os.system", b"- id: x", b"{", b"}",
+    b"[",
     b"]", b"\t", b"nan", b".inf", b"-1", b"0", b"99999999999", b"1e999", b"relu", b"linear", b"block", b"repeat: 99999",
     b"loss", b"x -> x", b"->", b"...", b"---", b"%YAML 1.2", b"\x00", b"\xff", "\u202e".encode(), b"<<: *a", b"|", b">",
     b"'", b'"', b"? a", b"__import__('os')", b"batch: 100000000", b"0x7fffffffffffffff", b"tie: tok", b"id: ../../x",
@@ -380,7 +385,11 @@ def _parts() -> list[bytes]:
 
     from storage.tensors import encode_tensors
 
-    state = {"param.w": torch.ones(3, 4), "param.b": torch.zeros(4, dtype=torch.bfloat16), "optim.step": torch.tensor(3)}
+    state = {
+        "param.w": torch.ones(3, 4),
+        "param.b": torch.zeros(4, dtype=torch.bfloat16),
+        "optim.step": torch.tensor(3),
+    }
     empty = {"param.e": torch.zeros(0, 7)}
     return [encode_tensors(state), encode_tensors(empty), encode_tensors({}), encode_tensors({**state, **empty})]
 
@@ -391,11 +400,9 @@ def _change_part(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
         return change_bytes(random, data, others)
     length = int.from_bytes(data[:8], "little")
     header = JSON(random, data[8 : 8 + length], [other[8:] for other in others])
-    if random.random() < 0.1:
-        length = NUMBERS[int(random.random() * len(NUMBERS))] & ((1 << 64) - 1)
-    else:
-        length = len(header)
-    return length.to_bytes(8, "little") + header + data[8 + int.from_bytes(data[:8], "little") :]
+    wrong = NUMBERS[int(random.random() * len(NUMBERS))] & ((1 << 64) - 1)
+    told = wrong if random.random() < 0.1 else len(header)
+    return told.to_bytes(8, "little") + header + data[8 + length :]
 
 
 SAFETENSORS = Target("safetensors", "a checkpoint's part", _parts, _safetensors, _change_part)
@@ -517,7 +524,7 @@ def _input(data: bytes) -> None:
     """What `dcnr infer --input` takes: .npy, .npz and .json, by their beginning."""
     from cli.inputs import fit, read_file
 
-    suffix = ".json" if data[:1] in b"[{-0123456789\"" else ".npy"
+    suffix = ".json" if data[:1] in b'[{-0123456789"' else ".npy"
     for array in read_file(_file("input" + suffix, data)).values():
         fit(array, "float32", ["batch", 3], "x")
 
@@ -533,7 +540,9 @@ def _change_input(random: Random, data: bytes, others: Sequence[bytes]) -> bytes
     if data[:1] == b"[" and random.random() < 0.7:
         return JSON(random, data, others)
     if random.random() < 0.3:
-        return change_text(random, data, [b"(99999999999, 3)", b"'|O'", b"'descr':", b"(-1,)", b"}", b"(" * 300, b"'<f8'"])
+        return change_text(
+            random, data, [b"(99999999999, 3)", b"'|O'", b"'descr':", b"(-1,)", b"}", b"(" * 300, b"'<f8'"]
+        )
     return change_bytes(random, data, others)
 
 
@@ -546,4 +555,3 @@ TARGETS = {
         INPUT,
     )
 }  # fmt: skip
-

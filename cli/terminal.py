@@ -27,6 +27,7 @@ _ESCAPES |= {code: f"\\u{code:04x}" for code in _UNSEEN}
 _ESCAPES |= {code: f"\\U{code:08x}" for code in range(0xE0000, 0xE0080)}
 BETWEEN = 3  # columns between two columns of a table
 _IN_JSON = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *_UNSEEN)}
+_IN_JSON |= {code: f"\\udb40\\udc{code & 0xFF:02x}" for code in range(0xE0000, 0xE0080)}
 """JSON escapes the rest of them itself."""
 
 _BLOCK = {code: text for code, text in _ESCAPES.items() if code != ord("\n")}

@@ -171,9 +171,10 @@ class Handlers:
             question = messages.InspectRun(service.new_id(), session.id, deployment.epoch)
             _, body = await service.bus.ask(driver.peers[pnode], question, timeout_s=INSPECT_S)
             try:
-                return read_body(body[0], list[messages.VNodeReport]) if body else []
+                found: list[messages.VNodeReport] = read_body(body[0], list[messages.VNodeReport]) if body else []
             except MessageError as error:
                 raise DCNRError(f"{pnode} answered with something that is no report: {error}") from error
+            return found
 
         answers = await asyncio.gather(*(ask(pnode) for pnode in session.pnodes))
         order = {vnode: place for place, vnode in enumerate(deployment.placement)}

@@ -51,15 +51,19 @@ def bar(terminal: Terminal) -> Iterator[Callable[[str, int, int], None]]:
 @contextmanager
 def _live(terminal: Terminal) -> Iterator[Callable[[str, int, int], None]]:
     from rich.console import Console
-    from rich.markup import escape
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     console = Console(file=terminal.err, highlight=False, emoji=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(compact=True))
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(compact=True),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=None)
 
         def moved(text: str, done: int, total: int) -> None:
-            progress.update(task, description=escape(literal(text)), completed=done, total=total or None)
+            progress.update(task, description=literal(text), completed=done, total=total or None)
 
         yield moved

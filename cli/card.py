@@ -54,7 +54,7 @@ class Card:
         """From `Network.to_bytes()`. Raises `RemoteError`."""
         try:
             raw = msgspec.json.decode(data, type=_Bytes)
-        except msgspec.MsgspecError as problem:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
             raise RemoteError(f"not a network: {problem}") from problem
         loss = next((port.partition(":")[0] for name, port in raw.outputs if name == LOSS), "")
         readers = {src.partition(":")[0] for src, dst in raw.edges if dst.partition(":")[0] != loss}

@@ -15,11 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
 from cli.context import home_folder, orchestrator_address
 from cli.terminal import Terminal
 from wire import messages
+from wire.codec import MessageError, read_body
 from wire.errors import DCNRError, RemoteError, UnreachableError
 from wire.ids import new_request_id
 from wire.messages import Message, PeerRef
@@ -205,11 +204,12 @@ def decode(frames: Sequence[Any], body: type[T], what: str) -> T:
     if not frames:
         raise RemoteError(f"the answer to {what} has no body", hint="is the orchestrator of another version?")
     try:
-        return msgspec.msgpack.decode(frames[0], type=body)
-    except msgspec.MsgspecError as problem:
+        answer: T = read_body(frames[0], body)
+    except MessageError as problem:
         raise RemoteError(
             f"the answer to {what} is not as expected: {problem}", hint="is the orchestrator of another version?"
         ) from problem
+    return answer
 
 
 def absolute(path: str) -> Path:

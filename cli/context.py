@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cli.limits import HOME_FILE_BYTES
 from wire.errors import BadFileError, UnreachableError, UsageError
 
 _ADDRESS = re.compile(r"(?:tcp://)?(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+):(?P<port>\d{1,5})")
@@ -88,6 +89,10 @@ def orchestrator_address(given: str | None, home: Path) -> str:
         return parse_address(given)
     contexts = Contexts.read(home)
     if contexts.current:
+        if contexts.current not in contexts.addresses:
+            raise BadFileError(
+                f"{contexts.file} names the context {contexts.current!r}, which it lacks", hint="dcnr context use local"
+            )
         return parse_address(contexts.addresses[contexts.current])
     from cli.cluster import Cluster
 
@@ -109,14 +114,25 @@ def read_json(file: Path) -> dict[str, Any] | None:
     import json
 
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        with open(file, "rb", opener=_at_once) as source:
+            data = source.read(HOME_FILE_BYTES + 1)
+        if len(data) > HOME_FILE_BYTES:
+            raise BadFileError(f"{file} has more than {HOME_FILE_BYTES} bytes", hint="delete it, or mend it")
+        raw = json.loads(data)
     except FileNotFoundError:
         return None
-    except (ValueError, UnicodeDecodeError) as problem:
+    except OSError as problem:
+        raise BadFileError(f"{file} can't be read: {problem.strerror or problem}", hint="delete it") from problem
+    except (ValueError, RecursionError) as problem:
         raise BadFileError(f"{file} is not JSON: {problem}", hint="delete it, or mend it") from problem
     if not isinstance(raw, dict):
         raise BadFileError(f"{file} does not hold a JSON object", hint="delete it, or mend it")
     return raw
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Nothing that has this name is waited for, such as a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def write_json(file: Path, value: Any) -> None:

@@ -15,10 +15,10 @@ from typing import IO, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from cli.limits import INPUT_BYTES
 from wire.errors import BadFileError, UsageError
 
 Array = NDArray[Any]
-MAX_INPUT_BYTES = 1 << 30
 
 
 def read_arrays(given: Sequence[str], names: Sequence[str]) -> dict[str, Array]:
@@ -42,8 +42,8 @@ def read_file(path: Path) -> dict[str, Array]:
     try:
         if path.exists() and not path.is_file():  # opening a pipe would wait for its other end
             raise BadFileError(f"{path} is not a file", hint="--input takes .npy, .npz, .json, or text with --text")
-        if path.stat().st_size > MAX_INPUT_BYTES:
-            raise BadFileError(f"{path} is larger than {MAX_INPUT_BYTES >> 20} MiB", hint="send it in pieces")
+        if path.stat().st_size > INPUT_BYTES:
+            raise BadFileError(f"{path} is larger than {INPUT_BYTES >> 20} MiB", hint="send it in pieces")
         if path.suffix == ".json":
             return {"": np.asarray(json.loads(path.read_text(encoding="utf-8")))}
         with path.open("rb") as file:
@@ -65,8 +65,8 @@ def _archive(file: BinaryIO) -> dict[str, Array]:
     found: dict[str, Array] = {}
     with zipfile.ZipFile(file) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
-        if size > MAX_INPUT_BYTES:
-            raise ValueError(f"it unpacks to {size} bytes; at most {MAX_INPUT_BYTES} are allowed")
+        if size > INPUT_BYTES:
+            raise ValueError(f"it unpacks to {size} bytes; at most {INPUT_BYTES} are allowed")
         for entry in archive.infolist():
             with archive.open(entry) as member:
                 found[entry.filename.removesuffix(".npy")] = _array(member, entry.file_size)

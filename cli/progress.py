@@ -226,7 +226,7 @@ class LiveView:
         if state.recent:
             lines.append(Text.assemble((sparkline(state.course.means, 32), "green"), "  ", state.numbers()))
         if state.remaking:
-            lines.append(Text(f"made {state.remaking}", style="dim"))
+            lines.append(Text(literal(f"made {state.remaking}"), style="dim"))
         lines += [Text(literal(line), style="yellow") for line in state.stall()]
         return Group(row, *lines)
 

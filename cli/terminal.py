@@ -22,13 +22,19 @@ Format = Literal["text", "json"]
 
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 _ESCAPES |= {ord("\t"): "    ", ord("\n"): "\\n", ord("\r"): "\\r"}
-_ESCAPES |= {code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_UNSEEN = (0x061C, 0x200B, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2060, 0x2070), 0xFEFF)
+_ESCAPES |= {code: f"\\u{code:04x}" for code in _UNSEEN}
+_ESCAPES |= {code: f"\\U{code:08x}" for code in range(0xE0000, 0xE0080)}
 BETWEEN = 3  # columns between two columns of a table
+_IN_JSON = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *_UNSEEN)}
+_IN_JSON |= {code: f"\\udb40\\udc{code & 0xFF:02x}" for code in range(0xE0000, 0xE0080)}
+"""JSON escapes the rest of them itself."""
+
 _BLOCK = {code: text for code, text in _ESCAPES.items() if code != ord("\n")}
 
 
 def literal(text: object) -> str:
-    """One line, safe to print: control characters (and bidirectional overrides) are made visible."""
+    """One line, safe to print: control characters, bidirectional overrides and letters without a width are visible."""
     return str(text).translate(_ESCAPES)
 
 
@@ -103,7 +109,7 @@ class Terminal:
     def next(self, *commands: str) -> None:
         """What to do next, after a change of state."""
         if not self.json and commands:
-            self._text("next: " + "   ".join(commands), "dim cyan")
+            self._text(literal("next: " + "   ".join(commands)), "dim cyan")
 
     def record(self, value: Any, *, indent: bool = True) -> None:
         """A value as JSON on standard output: a document, or with `indent=False` one line of a stream."""
@@ -112,7 +118,7 @@ class Terminal:
         data = msgspec.json.encode(jsonable(value), enc_hook=str)
         if indent:
             data = msgspec.json.format(data, indent=2)
-        self.out.write(data.decode() + "\n")
+        self.out.write(data.decode().translate(_IN_JSON) + "\n")
         self.out.flush()
 
     def render(self, renderable: RenderableType) -> None:

@@ -19,14 +19,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from networks.graph import BATCH, Graph, PortRef, TensorSpec
+from wire.coded import BF16 as BF16
+from wire.coded import CODECS as CODECS
+from wire.coded import INT8 as INT8
+from wire.coded import coded_bytes
 
-NONE, BF16, INT8, AUTO = "none", "bf16", "int8", "auto"
-CODECS = (BF16, INT8)
-"""What a group may have; a wish may also be `none` or `auto`."""
+NONE, AUTO = "none", "auto"
+"""What a wish may be besides one of `CODECS`, which is what a group may have."""
 Wish = Literal["none", "bf16", "int8", "auto"]
 WISHES: tuple[Wish, ...] = ("none", "bf16", "int8", "auto")
-BLOCK = 256
-SCALE_BYTES = 4
 CODED_DTYPE = "float32"
 
 
@@ -36,30 +37,6 @@ class CodedGroup:
 
     codec: str
     edges: tuple[int, ...]
-
-
-def blocks_of(shape: Sequence[int]) -> int:
-    """How many int8 blocks a tensor of that shape has."""
-    if not shape:
-        return 1
-    rows = 1
-    for extent in shape[:-1]:
-        rows *= extent
-    return rows * -(-shape[-1] // BLOCK)
-
-
-def coded_bytes(codec: str, shape: Sequence[int], item_bytes: int = 4) -> int:
-    """Bytes of a tensor of that shape under a codec; "" is none, with `item_bytes` each. Raises KeyError."""
-    count = 1
-    for extent in shape:
-        count *= extent
-    if codec == BF16:
-        return 2 * count
-    if codec == INT8:
-        return count + SCALE_BYTES * blocks_of(shape)
-    if codec in ("", NONE):
-        return item_bytes * count
-    raise KeyError(codec)
 
 
 def coded_spec_bytes(codec: str, spec: TensorSpec, batch: int) -> int:

@@ -14,13 +14,10 @@ from dataclasses import dataclass, field
 
 from networks.diagnostics import Diagnostics, Place, quote
 from networks.document import NodeDef, ScopeDef
+from networks.limits import BLOCK_DEPTH, EDGES, NODES
 from networks.scopes import BROKEN_PORT, CompiledScope, Port, ScopeCompiler, output_ports
 from networks.types import NodeParams
 from networks.yaml_source import Scalar
-
-MAX_NODES = 100_000
-MAX_EDGES = 500_000
-MAX_NESTING = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -72,8 +69,8 @@ def expand(top: ScopeDef, blocks: dict[str, ScopeDef], diagnostics: Diagnostics)
             times = (node.entry.repeat or 1) if node.entry is not None else 1
             found.nodes += inner.nodes * times if inner is not None else 1
             found.edges += inner.edges * times if inner is not None else 0
-            if found.nodes > MAX_NODES or found.edges > MAX_EDGES:
-                text = f"blocks written out give more than {MAX_NODES:,} nodes or {MAX_EDGES:,} edges"
+            if found.nodes > NODES or found.edges > EDGES:
+                text = f"blocks written out give more than {NODES:,} nodes or {EDGES:,} edges"
                 diagnostics.add(node.where, text, "repeat less")
                 return None
         found.edges += len(found.links)
@@ -105,8 +102,8 @@ def _block_order(blocks: dict[str, ScopeDef], diagnostics: Diagnostics) -> list[
                 diagnostics.add(node.where, text if node.block.name in path else "blocks are nested too deep")
                 raise _RecursiveBlockError
             depth = max(depth, 1 + visit(node.block, [*path, node.block.name]))
-        if depth > MAX_NESTING:
-            diagnostics.add(scope.where, f"blocks are nested deeper than {MAX_NESTING} levels", "flatten them")
+        if depth > BLOCK_DEPTH:
+            diagnostics.add(scope.where, f"blocks are nested deeper than {BLOCK_DEPTH} levels", "flatten them")
             raise _RecursiveBlockError
         done[scope.name] = depth
         order.append(scope)

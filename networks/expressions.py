@@ -11,9 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 
-MAX_CHARS = 500
-MAX_DEPTH = 40
-MAX_INT = 2**63 - 1
+from networks.limits import EXPRESSION_CHARS, EXPRESSION_DEPTH, INTEGER
 
 Number = int | float
 VarValue = int | float | bool | str
@@ -42,8 +40,8 @@ def is_expression(text: str) -> bool:
 
 def evaluate(text: str, names: Mapping[str, VarValue]) -> VarValue:
     """The value of `$name` (any type) or `$(expression)` (a number). Raises `ExpressionError`."""
-    if len(text) > MAX_CHARS:
-        raise ExpressionError(f"the expression is longer than {MAX_CHARS} characters")
+    if len(text) > EXPRESSION_CHARS:
+        raise ExpressionError(f"the expression is longer than {EXPRESSION_CHARS} characters")
     body = text[1:]
     if body.startswith("(") and body.endswith(")"):
         return _Parser(text, 2, len(text) - 1, names).parse()
@@ -60,7 +58,7 @@ def _lookup(name: str, at: int, names: Mapping[str, VarValue]) -> VarValue:
 
 
 class _Parser:
-    """Recursive descent that computes as it reads; depth is bounded by `MAX_DEPTH`."""
+    """Recursive descent that computes as it reads; depth is bounded by `EXPRESSION_DEPTH`."""
 
     def __init__(self, text: str, start: int, end: int, names: Mapping[str, VarValue]) -> None:
         self.names = names
@@ -166,8 +164,8 @@ class _Parser:
 
     def enter(self) -> None:
         self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise ExpressionError(f"nested deeper than {MAX_DEPTH} levels", self.tokens[self.index][2])
+        if self.depth > EXPRESSION_DEPTH:
+            raise ExpressionError(f"nested deeper than {EXPRESSION_DEPTH} levels", self.tokens[self.index][2])
 
 
 def checked(compute: Callable[[], Number], at: int) -> Number:
@@ -183,7 +181,7 @@ def checked(compute: Callable[[], Number], at: int) -> Number:
     if isinstance(value, complex):
         raise ExpressionError("a fractional power of a negative number", at)
     if isinstance(value, int):
-        if abs(value) > MAX_INT:
+        if abs(value) > INTEGER:
             raise ExpressionError("the number is too large (whole numbers stay below 2**63)", at)
     elif not math.isfinite(value):
         raise ExpressionError("the result is not a finite number", at)

@@ -18,12 +18,13 @@ from networks.document import Document, read_document, read_root, read_variables
 from networks.expand import expand
 from networks.expressions import VarValue
 from networks.graph import Graph
+from networks.limits import YAML_BYTES
 from networks.model import is_id
 from networks.network import BadNetworkError, Network
 from networks.overrides import apply_sets
 from networks.recipe import Recipe
 from networks.values import BROKEN, Reader
-from networks.yaml_source import MAX_BYTES, SourceText, parse
+from networks.yaml_source import SourceText, parse
 from wire.errors import BadFileError
 
 VOCAB = "vocab"
@@ -129,12 +130,12 @@ def _declared(root: object) -> set[str]:
 def _read(path: Path) -> SourceText:
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(YAML_BYTES + 1)
     except OSError as error:
         raise BadFileError(f"can't read {quote(path)}: {error.strerror}", hint="is it a file you may read?") from None
     name = str(path)
-    if len(data) > MAX_BYTES:
-        raise one_error(SourceText(name, ""), 1, 1, f"the file is larger than {MAX_BYTES // 2**20} MiB", "use blocks")
+    if len(data) > YAML_BYTES:
+        raise one_error(SourceText(name, ""), 1, 1, f"the file is larger than {YAML_BYTES // 2**20} MiB", "use blocks")
     try:
         return SourceText(name, data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

@@ -11,15 +11,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from networks.graph import BATCH, DTYPE_BYTES
+from networks.limits import EXTENT
 from networks.recipe import Recipe, Section
 
 ID_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 """Ids of networks, nodes, blocks, inputs, outputs and PNodes: never a path, never a letter that looks like another."""
 
 VAR_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,62}$"
-
-MAX_EXTENT = 1_000_000
-"""Largest dimension of an input."""
 
 BLOCK = "block"
 """The `type` of a node that stands for a block's nodes."""
@@ -48,8 +46,8 @@ class InputEntry(Section):
         if not shape or shape[0] != BATCH:
             raise ValueError("the first extent is the word batch")
         for extent in shape[1:]:
-            if not isinstance(extent, int) or isinstance(extent, bool) or not 1 <= extent <= MAX_EXTENT:
-                raise ValueError(f"extents are whole numbers from 1 to {MAX_EXTENT:,}, got {extent!r}")
+            if not isinstance(extent, int) or isinstance(extent, bool) or not 1 <= extent <= EXTENT:
+                raise ValueError(f"extents are whole numbers from 1 to {EXTENT:,}, got {extent!r}")
         if len(shape) > 8:
             raise ValueError("at most 8 dimensions")
         return shape

@@ -20,9 +20,10 @@ from pydantic import ValidationError
 from networks.assemble import Heading, assemble
 from networks.codecs import NONE, WISHES
 from networks.diagnostics import Diagnostics, Place, Spot, literal
-from networks.expand import MAX_EDGES, MAX_NODES, Flat, FlatEdge, FlatNode
+from networks.expand import Flat, FlatEdge, FlatNode
 from networks.expressions import VarValue
 from networks.graph import Graph, PortRef, TensorSpec
+from networks.limits import EDGES, NETWORK_BYTES, NODES
 from networks.model import InputEntry, is_id
 from networks.recipe import Recipe
 from networks.scopes import Port
@@ -30,7 +31,6 @@ from networks.types import REGISTRY
 from networks.yaml_source import SourceText
 from wire.errors import RemoteError
 
-MAX_BYTES = 16 * 1024 * 1024
 FORMAT = 1
 
 _NODE_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}(?:\.[a-z0-9][a-z0-9_-]{0,62}){0,16}")
@@ -121,8 +121,8 @@ class Network:
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
         """The network of canonical bytes. Raises `BadNetworkError` for anything else."""
-        if len(data) > MAX_BYTES:
-            raise BadNetworkError(f"a network of {len(data):,} bytes is over the limit of {MAX_BYTES:,}")
+        if len(data) > NETWORK_BYTES:
+            raise BadNetworkError(f"a network of {len(data):,} bytes is over the limit of {NETWORK_BYTES:,}")
         try:
             raw = msgspec.json.decode(data, type=_NetworkData, strict=True)
             network = cls(*_checked(raw))
@@ -152,8 +152,8 @@ def _checked(raw: _NetworkData) -> tuple[Graph, Recipe, dict[str, VarValue]]:
         raise ValueError(f"format {raw.format} is not {FORMAT}")
     if not is_id(raw.name):
         raise ValueError(f"{raw.name!r} can't be a network's id")
-    if len(raw.nodes) > MAX_NODES or len(raw.edges) > MAX_EDGES:
-        raise ValueError(f"more than {MAX_NODES:,} nodes or {MAX_EDGES:,} edges")
+    if len(raw.nodes) > NODES or len(raw.edges) > EDGES:
+        raise ValueError(f"more than {NODES:,} nodes or {EDGES:,} edges")
     here = Spot(SourceText("network", ""), 1, 1)
     inputs = _inputs(raw)
     flat = Flat([_flat_node(node, here) for node in raw.nodes])

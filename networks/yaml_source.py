@@ -4,7 +4,7 @@ Own loader on PyYAML's event stream (libyaml where present): nothing is construc
 Rules, stricter than YAML's:
 
 - one document, no tags, no repeated keys, keys are plain text; anchors and aliases work but never contain themselves;
-- limits: `MAX_BYTES` of text, `MAX_DEPTH` levels, `MAX_VALUES` values with every alias written out;
+- limits: `YAML_BYTES` of text, `YAML_DEPTH` levels, `YAML_VALUES` values with every alias written out;
 - scalars resolve as in the YAML 1.2 core schema (`1e-4` is a number; `no`, `on`, `12:30:45`, `1_000` are text), save
   that a number with a leading zero (`010`) is text, because readers differ on whether it is eight or ten.
 """
@@ -18,11 +18,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from networks.diagnostics import Diagnostics, Source, Spot, one_error, quote
-
-MAX_BYTES = 8 * 1024 * 1024
-MAX_DEPTH = 32
-MAX_VALUES = 500_000
-MAX_NUMBER_CHARS = 40
+from networks.limits import NUMBER_CHARS, YAML_BYTES, YAML_DEPTH, YAML_VALUES
 
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
 _BASED_INT = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
@@ -99,7 +95,7 @@ def resolve(text: str) -> Value:
     """What an unquoted scalar means: null, bool, int, float (also inf and nan, which no field accepts), or text."""
     if text in _WORDS:
         return _WORDS[text]
-    if text[0] in "+-.0123456789" and len(text) <= MAX_NUMBER_CHARS:
+    if text[0] in "+-.0123456789" and len(text) <= NUMBER_CHARS:
         if _INT.fullmatch(text):
             return int(text)
         if _FLOAT.fullmatch(text):
@@ -133,8 +129,8 @@ def parse(source: SourceText, diagnostics: Diagnostics) -> YamlNode:
     Faults after which the rest makes no sense (syntax, limits) raise `NetworkFileError` at once; others (repeated
     keys, tags) go to `diagnostics`, and reading goes on.
     """
-    if len(source.text) > MAX_BYTES:
-        raise one_error(source, 1, 1, f"the file is larger than {MAX_BYTES // 2**20} MiB", "use blocks with 'repeat'")
+    if len(source.text) > YAML_BYTES:
+        raise one_error(source, 1, 1, f"the file is larger than {YAML_BYTES // 2**20} MiB", "use blocks with 'repeat'")
     try:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(source.text)
         try:
@@ -194,9 +190,9 @@ class _Composer:
             return self.alias(event, line, column)
         if isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
             self.refuse_tag(event, line, column)
-            if len(self.open) >= MAX_DEPTH:
+            if len(self.open) >= YAML_DEPTH:
                 raise one_error(
-                    self.source, line, column, f"values are nested deeper than {MAX_DEPTH} levels", "flatten them"
+                    self.source, line, column, f"values are nested deeper than {YAML_DEPTH} levels", "flatten them"
                 )
             kind = Mapping if isinstance(event, yaml.MappingStartEvent) else Sequence
             node = kind(self.source, line, column)
@@ -227,8 +223,8 @@ class _Composer:
         """Put a node where the text has it: as the next key, value or item."""
         where = spot or node
         self.total += 1
-        if self.total > MAX_VALUES:
-            text = f"the file holds more than {MAX_VALUES:,} values, aliases written out"
+        if self.total > YAML_VALUES:
+            text = f"the file holds more than {YAML_VALUES:,} values, aliases written out"
             raise one_error(self.source, where.line, where.column, text, "write fewer aliases; blocks have 'repeat'")
         if not self.open:
             return
@@ -272,7 +268,7 @@ def _syntax_error(source: SourceText, error: yaml.MarkedYAMLError) -> Exception:
     if tabbed or "tab" in problem:
         text, hint = "a tab can't indent YAML", "use spaces"
     elif "nesting" in problem:
-        text, hint = f"values are nested deeper than {MAX_DEPTH} levels", "flatten them"
+        text, hint = f"values are nested deeper than {YAML_DEPTH} levels", "flatten them"
     elif "mapping values are not allowed" in problem:
         hint = "is a line above not finished, or does the text need quotes?"
     return one_error(source, line, column, text, hint)

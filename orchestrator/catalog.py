@@ -13,6 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from networks.limits import NETWORK_BYTES
 from orchestrator.work import Work, work_of
 from storage.blobs import Blobs
 from storage.store import Store, digest_of
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from networks.graph import Graph
     from networks.recipe import Recipe
 
-MAX_NETWORK_BYTES = 64 << 20
 KEPT = 32
 
 
@@ -73,7 +73,7 @@ class Catalog:
         async with self._lock:
             found = self._kept.get(digest)
             if found is None:
-                found = await self._read(await self._blobs.get(digest, max_bytes=MAX_NETWORK_BYTES))
+                found = await self._read(await self._blobs.get(digest, max_bytes=NETWORK_BYTES))
             self._kept.move_to_end(digest)
             return found
 

@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-import msgspec
-
 from orchestrator import events, plans, views
 from orchestrator.driver import SessionDriver
 from orchestrator.lifecycle import RESUMABLE
@@ -25,6 +23,7 @@ from storage.keys import DIGEST, check_id, network_prefix
 from storage.retention import delete_all
 from wire import messages
 from wire.bus import Frame
+from wire.codec import MessageError, read_body
 from wire.errors import DCNRError, UnreachableError, UsageError
 from wire.messages import Message, PeerRef
 from wire.requests import RefusedError
@@ -172,9 +171,10 @@ class Handlers:
             question = messages.InspectRun(service.new_id(), session.id, deployment.epoch)
             _, body = await service.bus.ask(driver.peers[pnode], question, timeout_s=INSPECT_S)
             try:
-                return msgspec.msgpack.decode(body[0], type=list[messages.VNodeReport]) if body else []
-            except msgspec.MsgspecError as error:
+                found: list[messages.VNodeReport] = read_body(body[0], list[messages.VNodeReport]) if body else []
+            except MessageError as error:
                 raise DCNRError(f"{pnode} answered with something that is no report: {error}") from error
+            return found
 
         answers = await asyncio.gather(*(ask(pnode) for pnode in session.pnodes))
         order = {vnode: place for place, vnode in enumerate(deployment.placement)}

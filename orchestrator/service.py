@@ -39,6 +39,7 @@ from storage.keys import BadKeyError, session_prefix
 from storage.parallel import in_parallel
 from storage.store import CorruptError, Store, StoreError, StoreUnavailableError
 from wire.bus import Bus, Frame
+from wire.codec import MessageError, read_body
 from wire.errors import DCNRError
 from wire.ids import new_request_id
 from wire.messages import (
@@ -337,8 +338,8 @@ class Service:
                 self._run_failed(driver, sender, message)
             case PartsSaved():
                 try:
-                    parts = msgspec.msgpack.decode(frames[0], type=list[Part]) if frames else []
-                except msgspec.MsgspecError as error:
+                    parts = read_body(frames[0], list[Part]) if frames else []
+                except MessageError as error:
                     driver.note("warning", f"{message.pnode} told unreadable parts of step {message.step}: {error}")
                     return
                 driver.cutting.parts_saved(message, parts)

@@ -33,6 +33,7 @@ from orchestrator.records import (
     network_key,
     session_key,
 )
+from storage.limits import RECORD_BYTES
 from storage.sealed import read_sealed, seal, unseal
 from storage.store import ConflictError, CorruptError, NotFoundError, Store, Stored, StoreUnavailableError
 from storage.terms import TERM_KEY, TermRecord
@@ -42,7 +43,6 @@ from wire.messages import PeerRef
 
 R = TypeVar("R")
 
-MAX_RECORD_BYTES = 16 << 20
 TRIES = 20
 MAX_EPOCHS = 10_000
 TERM_GAP = 1000
@@ -189,7 +189,7 @@ class Truth:
 
     async def _peek(self, key: str, kind: type[R]) -> tuple[R, Stored] | None:
         try:
-            return await read_sealed(self._store, key, kind, max_bytes=MAX_RECORD_BYTES)
+            return await read_sealed(self._store, key, kind, max_bytes=RECORD_BYTES)
         except NotFoundError:
             return None
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from networks.codecs import BF16, BLOCK, SCALE_BYTES, blocks_of, coded_bytes
+from wire.coded import BF16, BLOCK, SCALE_BYTES, blocks_of, coded_bytes
 
 LEVELS = 127
 SMALLEST = torch.finfo(torch.float32).tiny

@@ -24,6 +24,7 @@ from pnode.hub import Hub
 from pnode.memory import CutMemory
 from pnode.session import Session
 from storage.store import StoreUnavailableError
+from wire.codec import MessageError, read_body
 from wire.errors import DCNRError, RemoteError
 from wire.messages import (
     Deployment,
@@ -253,8 +254,8 @@ def read_deployment(message: Prepare, frames: Sequence[memoryview]) -> Deploymen
     if len(frames) != 1:
         raise RemoteError(f"Prepare has one frame, got {len(frames)}")
     try:
-        deployment = msgspec.msgpack.decode(frames[0], type=Deployment)
-    except msgspec.MsgspecError as error:
+        deployment: Deployment = read_body(frames[0], Deployment)
+    except MessageError as error:
         raise RemoteError(f"the deployment can't be read: {error}") from error
     if deployment.session != message.session:
         raise RemoteError(f"Prepare names {message.session}, its deployment {deployment.session}")

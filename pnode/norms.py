@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from wire.codec import MessageError, read_body
+
 Norms = tuple[tuple[int, float], ...]
 
 
@@ -19,6 +21,7 @@ def read_norms(frames: Sequence[memoryview]) -> Norms | None:
     if len(frames) != 1:
         return None
     try:
-        return msgspec.msgpack.decode(frames[0], type=Norms)
-    except (msgspec.DecodeError, ValueError):
+        norms: Norms = read_body(frames[0], Norms)
+    except MessageError:
         return None
+    return norms

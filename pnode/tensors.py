@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from networks.codecs import codec_text, coded_bytes
+from networks.codecs import codec_text
 from pnode.codecs import decode, encode
+from wire.codec import MessageError, tensor_bytes
 from wire.errors import RemoteError
 from wire.messages import TensorMeta
 
@@ -83,10 +84,11 @@ def _tensor(meta: TensorMeta, frame: memoryview, device: torch.device | None, co
         raise RemoteError(f"unknown dtype {meta.dtype!r}")
     if meta.codec != codec:
         raise RemoteError(f"expected a tensor {codec_text(codec)}, got one {codec_text(meta.codec)}")
-    if codec and not dtype.is_floating_point:
-        raise RemoteError(f"{meta.dtype} can't be coded by {codec}")
-    expected = coded_bytes(codec, meta.shape, dtype.itemsize)
-    if frame.nbytes != expected or any(extent < 0 for extent in meta.shape):
+    try:
+        expected = tensor_bytes(meta)
+    except MessageError as error:
+        raise RemoteError(error.message) from error
+    if frame.nbytes != expected:
         what = f" as {codec}" if codec else ""
         raise RemoteError(f"expected {expected} bytes for {meta.dtype}{tuple(meta.shape)}{what}, got {frame.nbytes}")
     if expected == 0:

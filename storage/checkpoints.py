@@ -17,11 +17,12 @@ import asyncio
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from storage.keys import BadKeyError, check_folder, check_id, head_key, manifest_key, part_key
+from storage.limits import MANIFEST_BYTES, MANIFEST_PARTS
 from storage.parallel import in_parallel
 from storage.reread import read_again
 from storage.sealed import read_sealed, seal
@@ -40,8 +41,6 @@ from wire.messages import Part
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_MANIFEST_BYTES = 64 << 20
-MAX_ANCESTORS = 1_000_000
 PARALLEL = 8
 
 
@@ -63,7 +62,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     network: str
     network_digest: str
     step: int
-    parts: list[Part]
+    parts: Annotated[list[Part], msgspec.Meta(max_length=MANIFEST_PARTS)]
     data: DataPosition = DataPosition()
     counters: dict[str, int] = {}
     seed: int = 0
@@ -168,14 +167,19 @@ async def load_part(store: Store, prefix: str, part: Part, *, on_bytes: OnBytes 
 async def read_manifest(store: Store, prefix: str, key: str, digest: str) -> Manifest:
     """A manifest, verified. Raises NotFoundError, CorruptError."""
     check_manifest_key(prefix, key)
-    stored = await read_again(lambda: store.get(key, sha256=digest, max_bytes=MAX_MANIFEST_BYTES))
-    try:
-        manifest = msgspec.json.decode(stored.data, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptError(f"{key} is not a manifest: {error}", key=key) from error
+    stored = await read_again(lambda: store.get(key, sha256=digest, max_bytes=MANIFEST_BYTES))
+    manifest = decode_manifest(stored.data, key=key)
     if manifest_key(prefix, manifest.step, digest) != key:
         raise CorruptError(f"{key} holds the manifest of step {manifest.step}", key=key)
     return manifest
+
+
+def decode_manifest(data: bytes, *, key: str) -> Manifest:
+    """A manifest's stored form. Raises CorruptError naming `key`."""
+    try:
+        return msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptError(f"{key} is not a manifest: {error}", key=key) from error
 
 
 def check_manifest_key(prefix: str, key: str) -> str:

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import re
 
+from storage.limits import KEY_CHARS, SEGMENT_CHARS
 from wire.errors import MisuseError
-
-MAX_KEY = 512
-MAX_SEGMENT = 128
 
 ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -38,8 +36,8 @@ def shown(text: str) -> str:
 
 def check_key(key: str) -> str:
     """`key`, if it is one. Raises BadKeyError."""
-    if not key or len(key) > MAX_KEY:
-        raise BadKeyError(f"key {shown(key)} has {len(key)} characters", hint=f"1 to {MAX_KEY} are allowed")
+    if not key or len(key) > KEY_CHARS:
+        raise BadKeyError(f"key {shown(key)} has {len(key)} characters", hint=f"1 to {KEY_CHARS} are allowed")
     for segment in key.split("/"):
         _check_segment(key, segment)
     return key
@@ -47,12 +45,12 @@ def check_key(key: str) -> str:
 
 def check_prefix(prefix: str) -> str:
     """`prefix`, if keys can begin so; "" stands for all keys. Raises BadKeyError."""
-    if len(prefix) > MAX_KEY:
-        raise BadKeyError(f"prefix {shown(prefix)} has {len(prefix)} characters", hint=f"at most {MAX_KEY}")
+    if len(prefix) > KEY_CHARS:
+        raise BadKeyError(f"prefix {shown(prefix)} has {len(prefix)} characters", hint=f"at most {KEY_CHARS}")
     *folders, tail = prefix.split("/")
     for segment in folders:
         _check_segment(prefix, segment)
-    if len(tail) > MAX_SEGMENT or not _PREFIX_TAIL.fullmatch(tail) or ".." in tail:
+    if len(tail) > SEGMENT_CHARS or not _PREFIX_TAIL.fullmatch(tail) or ".." in tail:
         raise BadKeyError(f"no key can begin with {shown(prefix)}", hint="segments are a-z 0-9 . _ -, joined by /")
     return prefix
 
@@ -66,10 +64,10 @@ def check_folder(prefix: str) -> str:
 
 
 def _check_segment(key: str, segment: str) -> None:
-    if len(segment) > MAX_SEGMENT or not _SEGMENT.fullmatch(segment) or ".." in segment:
+    if len(segment) > SEGMENT_CHARS or not _SEGMENT.fullmatch(segment) or ".." in segment:
         raise BadKeyError(
             f"key {shown(key)} has the segment {shown(segment)}",
-            hint=f"a segment is 1 to {MAX_SEGMENT} of a-z 0-9 . _ -, begins with no dot, and holds no '..'",
+            hint=f"a segment is 1 to {SEGMENT_CHARS} of a-z 0-9 . _ -, begins with no dot, and holds no '..'",
         )
 
 

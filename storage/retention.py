@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import AsyncGenerator, Collection
 
 from storage.checkpoints import (
-    MAX_ANCESTORS,
     Head,
     Manifest,
     Resume,
@@ -20,6 +19,7 @@ from storage.checkpoints import (
     read_manifest,
 )
 from storage.keys import BadKeyError, check_folder, head_key, part_key
+from storage.limits import ANCESTORS
 from storage.store import CorruptError, Entry, NotFoundError, Store
 from storage.transfer import check_verified
 from wire.errors import MisuseError
@@ -119,7 +119,7 @@ async def ancestry(
     """
     key = head.manifest_key if head else ""
     seen: set[str] = set()
-    while key and key not in seen and len(seen) < MAX_ANCESTORS:
+    while key and key not in seen and len(seen) < ANCESTORS:
         seen.add(key)
         try:
             manifest = await read_manifest(store, prefix, key, check_manifest_key(prefix, key))

@@ -9,10 +9,9 @@ from typing import TypeVar
 
 import msgspec
 
+from storage.limits import SEALED_BYTES
 from storage.reread import read_again
 from storage.store import Buffer, CorruptError, Store, Stored, digest_of
-
-MAX_SEALED_BYTES = 1 << 20
 
 T = TypeVar("T")
 
@@ -36,14 +35,14 @@ def unseal(data: Buffer, kind: type[T], *, key: str) -> T:
         if actual == envelope.sha256:
             return msgspec.json.decode(envelope.body, type=kind)
         cause = f"its body has SHA-256 {actual[:16]}…, sealed as {envelope.sha256[:16]}…"
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         cause = str(error)
     raise CorruptError(
         f"{key} is corrupt: {cause}", key=key, hint="it was damaged or changed by hand", found=digest_of(data)
     )
 
 
-async def read_sealed(store: Store, key: str, kind: type[T], *, max_bytes: int = MAX_SEALED_BYTES) -> tuple[T, Stored]:
+async def read_sealed(store: Store, key: str, kind: type[T], *, max_bytes: int = SEALED_BYTES) -> tuple[T, Stored]:
     """The body of a sealed object, and the object. Raises NotFoundError, CorruptError that is to be believed."""
 
     async def read() -> tuple[T, Stored]:

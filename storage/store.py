@@ -20,12 +20,12 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from storage.keys import check_folder, check_key, check_prefix
+from storage.limits import GET_BYTES
 from wire.errors import RemoteError
 
 Buffer = bytes | bytearray | memoryview
 
-MAX_GET_BYTES = 4 << 30
-"""`get` holds an object in memory; larger ones are read by `get_stream`."""
+MAX_GET_BYTES = GET_BYTES
 
 CHUNK_BYTES = 1 << 20
 """Chunks of `get_stream`."""

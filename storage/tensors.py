@@ -16,12 +16,9 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors_torch
 from torch import Tensor
 
+from storage.limits import PART_HEADER_BYTES, PART_TENSORS, TENSOR_DIMS, TENSOR_EXTENT, TENSOR_NAME_CHARS
 from storage.store import CorruptError
 from wire.errors import MisuseError
-
-MAX_HEADER_BYTES = 16 << 20
-MAX_TENSORS = 65_536
-MAX_NAME = 512
 
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2,
@@ -44,11 +41,11 @@ def encode_tensors(state: Mapping[str, Tensor]) -> bytes:
     """
     ready: dict[str, Tensor] = {}
     for name in sorted(state):
-        if not name or len(name) > MAX_NAME or name == "__metadata__":
+        if not name or len(name) > TENSOR_NAME_CHARS or name == "__metadata__":
             raise MisuseError(f"a tensor can't be stored under the name {name[:100]!r}")
         ready[name] = state[name].detach().cpu().contiguous()
-    if len(ready) > MAX_TENSORS:
-        raise MisuseError(f"a part holds {len(ready)} tensors, at most {MAX_TENSORS} are allowed")
+    if len(ready) > PART_TENSORS:
+        raise MisuseError(f"a part holds {len(ready)} tensors, at most {PART_TENSORS} are allowed")
     try:
         return safetensors_torch.save(_unshared(ready))
     except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
@@ -88,22 +85,24 @@ def check_tensors(data: bytes, *, key: str) -> None:
     if len(data) < 8:
         raise refuse(f"{len(data)} bytes")
     length = int.from_bytes(data[:8], "little")
-    if length > MAX_HEADER_BYTES or 8 + length > len(data):
-        raise refuse(f"header of {length} bytes in {len(data)}, at most {MAX_HEADER_BYTES} are allowed")
+    if length > PART_HEADER_BYTES or 8 + length > len(data):
+        raise refuse(f"header of {length} bytes in {len(data)}, at most {PART_HEADER_BYTES} are allowed")
     try:
         raw = msgspec.json.decode(data[8 : 8 + length], type=dict[str, msgspec.Raw])
         raw.pop("__metadata__", None)
+        if len(raw) > PART_TENSORS:
+            raise refuse(f"{len(raw)} tensors, at most {PART_TENSORS} are allowed")
         found = {name: msgspec.json.decode(info, type=_TensorInfo) for name, info in raw.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise refuse(f"header: {error}") from error
-    if len(found) > MAX_TENSORS:
-        raise refuse(f"{len(found)} tensors, at most {MAX_TENSORS} are allowed")
     position = 0
     for name, info in sorted(found.items(), key=lambda item: item[1].data_offsets):
-        if len(name) > MAX_NAME or info.dtype not in ITEM_BYTES:
+        if len(name) > TENSOR_NAME_CHARS or info.dtype not in ITEM_BYTES:
             raise refuse(f"tensor {name[:100]!r} of type {info.dtype[:20]!r}")
-        if len(info.shape) > 16 or any(not 0 <= extent < 1 << 40 for extent in info.shape):
-            raise refuse(f"tensor {name!r} has the shape {info.shape[:17]}")
+        if len(info.shape) > TENSOR_DIMS or any(not 0 <= extent <= TENSOR_EXTENT for extent in info.shape):
+            raise refuse(f"tensor {name!r} has the shape {info.shape[: TENSOR_DIMS + 1]}")
+        if math.prod(filter(None, info.shape)) > TENSOR_EXTENT:
+            raise refuse(f"tensor {name!r} has the shape {info.shape}")
         size = math.prod(info.shape) * ITEM_BYTES[info.dtype]
         if info.data_offsets != (position, position + size):
             raise refuse(f"tensor {name!r} lies at {info.data_offsets}, expected {(position, position + size)}")

@@ -19,8 +19,10 @@ import msgpack  # type: ignore[import-untyped]
 import msgspec
 import xxhash
 
+from wire.coded import CODECS, coded_bytes
 from wire.errors import MisuseError, RemoteError
 from wire.limits import (
+    BODY_BYTES,
     FRAME_BYTES,
     FRAMES,
     HEADER_ARRAY,
@@ -38,6 +40,8 @@ DTYPE_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
 }  # fmt: skip
+
+CODED_DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 Payload = bytes | bytearray | memoryview
 
@@ -181,7 +185,7 @@ def read_message(fields: list[Any]) -> Message:
         raise MessageError(f"message {tag!r}: {error}") from None
 
 
-def read_body(data: Payload, kind: Any, *, limit_bytes: int = 256 << 20) -> Any:
+def read_body(data: Payload, kind: Any, *, limit_bytes: int = BODY_BYTES) -> Any:
     """A body that travels as a frame (msgpack of `kind`), checked as strictly as a header but for its size.
 
     Raises `MessageError`.
@@ -190,7 +194,7 @@ def read_body(data: Payload, kind: Any, *, limit_bytes: int = 256 << 20) -> Any:
         raise MessageError(f"body of {len(data)} bytes; at most {limit_bytes} are allowed")
     try:
         return msgspec.msgpack.decode(data, type=kind, strict=True)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MessageError(f"body is not a {getattr(kind, '__name__', kind)}: {error}") from None
 
 
@@ -208,7 +212,14 @@ def tensor_bytes(meta: TensorMeta) -> int:
         raise MessageError(f"tensor of {len(shape)} dimensions; at most {TENSOR_DIMS} are allowed")
     if shape and (min(shape) < 0 or max(shape) > TENSOR_EXTENT):
         raise MessageError(f"tensor extent {min(shape) if min(shape) < 0 else max(shape)}")
-    return math.prod(shape, start=size)
+    if meta.codec and meta.codec not in CODECS:
+        raise MessageError(f"codec {meta.codec[:20]!r}; known are {', '.join(CODECS)}")
+    if meta.codec and meta.dtype not in CODED_DTYPES:
+        raise MessageError(f"{meta.dtype} can't be coded by {meta.codec!r}")
+    total = coded_bytes(meta.codec, shape, size)
+    if not total and math.prod(filter(None, shape)) > TENSOR_EXTENT:  # strides are made of what an extent of 0 hides
+        raise MessageError(f"tensor of the shape {shape}, whose strides would be above {TENSOR_EXTENT}")
+    return total
 
 
 def tensor_problem(message: Message, sizes: list[int]) -> str:
@@ -226,7 +237,8 @@ def tensor_problem(message: Message, sizes: list[int]) -> str:
         return f"{len(expected)} tensors described, {len(sizes)} frames"
     index = next(index for index, size in enumerate(sizes) if size != expected[index])
     meta = tensors[index]
-    return f"tensor {index} is {meta.dtype}{meta.shape}: expected {expected[index]} bytes, got {sizes[index]}"
+    how = f" as {meta.codec}" if meta.codec else ""
+    return f"tensor {index} is {meta.dtype}{meta.shape}{how}: expected {expected[index]} bytes, got {sizes[index]}"
 
 
 def check_frames(described: Sequence[tuple[int, int]], frames: Sequence[Payload]) -> None:

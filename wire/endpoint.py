@@ -34,7 +34,7 @@ from wire.commands import Command, Deliver, Lost, Route, Transmit
 from wire.directory import Directory, check_address, introduces
 from wire.errors import MisuseError
 from wire.ids import checked_id, is_id
-from wire.limits import LIMITS, PACKET_BYTES, Limits
+from wire.limits import ACK_RANGES, LIMITS, MESSAGE_BYTES, PACKET_BYTES, Limits
 from wire.link import Arrival
 from wire.messages import CONTROL, Message, PeerRef, Refused
 from wire.packets import Ack, Bye, Chunk, Data, Gone, Hello, Kind, Linked, Packet, Ping, Welcome
@@ -221,7 +221,7 @@ class Endpoint:
             return
         if not check_digests(described, frames):
             self.counters["damaged"] += 1
-            if packet.seq not in receiving.damaged:
+            if packet.seq not in receiving.damaged and len(receiving.damaged) < ACK_RANGES:
                 receiving.damaged.append(packet.seq)
             receiving.ack_at = now
             return
@@ -258,10 +258,12 @@ class Endpoint:
             problem = tensor_problem(message, sizes)
             if problem:
                 raise MessageError(problem)
+            if packet.chunks and sum(sizes) > MESSAGE_BYTES:
+                raise MessageError(f"{sum(sizes)} bytes of frames; at most {MESSAGE_BYTES} are allowed")
             if packet.chunks:
                 peer.assembling[lane] = Assembly(message, sizes, packet.chunks, self._pool)
                 return
-        except (MessageError, FrameError, MemoryError) as error:
+        except (MessageError, FrameError, MemoryError, OSError) as error:
             self.counters["refused_messages"] += 1
             if packet.chunks:
                 peer.assembling[lane] = Assembly(None, sizes, packet.chunks, self._pool)

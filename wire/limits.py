@@ -37,6 +37,12 @@ ADDRESS_CHARS = 256
 FRAMES = 256
 """Frames of one message: one per tensor of a hop, and a stage border has few."""
 
+NUMBER = (1 << 63) - 1
+"""Largest number in a packet: what is counted up from it still fits into the 64 bits that a header has for it."""
+
+BODY_BYTES = 64 * MIB
+"""A frame that holds msgpack: a deployment of 100,000 VNodes takes 10 MB. As Python objects it takes more."""
+
 TENSOR_DIMS = 16
 TENSOR_EXTENT = 1 << 40
 

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from wire.limits import ACK_RANGES, FRAME_BYTES, FRAMES, ID_CHARS, MESSAGE_BYTES
+from wire.limits import ACK_RANGES, FRAME_BYTES, FRAMES, ID_CHARS, MESSAGE_BYTES, NUMBER
 from wire.messages import PeerRef
 
-Number = Annotated[int, msgspec.Meta(ge=0)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=NUMBER)]
 Digest = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(max_length=ID_CHARS)]
 LaneNumber = Annotated[int, msgspec.Meta(ge=0, le=2)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -18,11 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pnode.data.limits import LINE_BYTES, TEXT_BYTES
 from wire.errors import BadFileError
 
 STDLIB = "python-stdlib"
 STDLIB_LIMIT_BYTES = 1_000_000
-MAX_TEXT_BYTES = 2 << 30
 SEPARATOR = "<|endoftext|>"
 
 _SKIPPED_FOLDERS = {
@@ -55,7 +56,7 @@ def read_corpus(source: str, *, limit_bytes: int | None, special_tokens: tuple[s
         limit = STDLIB_LIMIT_BYTES if limit_bytes is None else limit_bytes
         name, pieces = f"{STDLIB} of Python {platform.python_version()}", _stdlib(root)
     else:
-        path, limit, name = Path(source).expanduser(), limit_bytes or MAX_TEXT_BYTES + 1, source
+        path, limit, name = Path(source).expanduser(), limit_bytes or TEXT_BYTES + 1, source
         mode = _mode(path)
         if stat.S_ISDIR(mode):
             pieces = _folder(path)
@@ -67,8 +68,8 @@ def read_corpus(source: str, *, limit_bytes: int | None, special_tokens: tuple[s
             pieces = iter([_read(path, limit)])
     separator = SEPARATOR if SEPARATOR in special_tokens else ""
     text, files, cut = _join(pieces, limit, separator)
-    if limit_bytes is None and len(text) > MAX_TEXT_BYTES:
-        raise DataError(f"{source} holds more than {MAX_TEXT_BYTES} bytes", hint="set data.limit_bytes, or use a .bin")
+    if limit_bytes is None and len(text) > TEXT_BYTES:
+        raise DataError(f"{source} holds more than {TEXT_BYTES} bytes", hint="set data.limit_bytes, or use a .bin")
     if not text:
         raise DataError(f"{source} holds no text", hint="only UTF-8 text is read; nothing hidden, no links")
     data = text.encode()
@@ -114,7 +115,7 @@ def _stdlib(root: Path) -> Iterator[str]:
 def _folder(root: Path) -> Iterator[str]:
     for path in _files(root, ""):
         try:
-            text = _read(path, MAX_TEXT_BYTES)
+            text = _read(path, TEXT_BYTES)
         except DataError:
             continue
         if "\0" not in text:
@@ -139,7 +140,12 @@ def _files(root: Path, suffix: str) -> Iterator[Path]:
 
 def _lines(path: Path) -> Iterator[str]:
     with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
+        for number in itertools.count(1):
+            line = file.readline(LINE_BYTES + 1)
+            if not line:
+                return
+            if len(line) > LINE_BYTES:
+                raise DataError(f"{path}:{number}: a line of more than {LINE_BYTES} bytes", hint="one document a line")
             if not line.strip():
                 continue
             try:

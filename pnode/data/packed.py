@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pnode.data.corpus import DataError
+from pnode.data.limits import PACKED_HEADER_BYTES
 
 MAGIC = b"DCNRDATA"
-MAX_HEADER_BYTES = 1 << 20
 ALIGN = 64
 DTYPES = {"uint16": "<u2", "uint32": "<u4", "int64": "<i8", "float32": "<f4"}
 SPLITS = ("train", "val")
@@ -110,8 +110,8 @@ def _read_header(whole: Array, name: str) -> tuple[Header, int]:
     if len(lead) < len(MAGIC) + 8 or not lead.startswith(MAGIC):
         raise DataError(f"{name} is not packed data", hint="pack it with `dcnr train`, which names it by digest")
     length = int.from_bytes(lead[len(MAGIC) :], "little")
-    if length > MAX_HEADER_BYTES:
-        raise DataError(f"{name}: a header of {length} bytes, at most {MAX_HEADER_BYTES} are allowed")
+    if length > PACKED_HEADER_BYTES:
+        raise DataError(f"{name}: a header of {length} bytes, at most {PACKED_HEADER_BYTES} are allowed")
     try:
         header = msgspec.json.decode(bytes(whole[len(lead) : len(lead) + length]), type=Header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

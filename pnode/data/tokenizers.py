@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from pnode.data.corpus import DataError
+from pnode.data.limits import MERGES, SPECIAL_TOKEN_CHARS, SPECIAL_TOKENS, TOKENIZER_BYTES, VOCAB
 
-MAX_BYTES = 64 << 20
-MAX_VOCAB = 1_000_000
 CHUNK = 1 << 18
 
 Ids = NDArray[np.uint32]
@@ -73,9 +72,15 @@ class _Base:
     def __init__(self, special_tokens: Sequence[str]) -> None:
         self.special_tokens = tuple(special_tokens)
         if len(set(self.special_tokens)) != len(self.special_tokens) or "" in self.special_tokens:
-            raise DataError(f"special tokens {list(special_tokens)} are empty or given twice")
-        longest = sorted(self.special_tokens, key=len, reverse=True)
-        self._splitter = re.compile("|".join(f"({re.escape(token)})" for token in longest)) if longest else None
+            raise DataError(f"special tokens {list(special_tokens)[:8]} are empty or given twice")
+        longest = max(map(len, self.special_tokens), default=0)
+        if len(self.special_tokens) > SPECIAL_TOKENS or longest > SPECIAL_TOKEN_CHARS:
+            raise DataError(
+                f"{len(self.special_tokens)} special tokens of up to {longest} characters; at most {SPECIAL_TOKENS} of "
+                f"{SPECIAL_TOKEN_CHARS} are allowed"
+            )
+        in_order = sorted(self.special_tokens, key=len, reverse=True)
+        self._splitter = re.compile("|".join(f"({re.escape(token)})" for token in in_order)) if in_order else None
         self._special_ids: dict[str, int] = {}
 
     def _pieces(self, text: str) -> Iterable[tuple[str, int | None]]:
@@ -330,14 +335,19 @@ BYTE_OF = _byte_letters()
 
 def tokenizer_from_bytes(data: bytes) -> Tokenizer:
     """The tokenizer of its stored form. Raises DataError for anything else."""
-    if len(data) > MAX_BYTES:
-        raise DataError(f"a stored tokenizer has {len(data)} bytes, at most {MAX_BYTES} are allowed")
+    if len(data) > TOKENIZER_BYTES:
+        raise DataError(f"a stored tokenizer has {len(data)} bytes, at most {TOKENIZER_BYTES} are allowed")
     try:
         stored = msgspec.json.decode(data, type=Stored)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"these bytes are no tokenizer: {error}") from error
-    if stored.version != 1 or len(stored.vocab) > MAX_VOCAB:
-        raise DataError(f"a tokenizer of version {stored.version} with {len(stored.vocab)} tokens can't be read")
+    if stored.version != 1:
+        raise DataError(f"a tokenizer of version {stored.version} can't be read; this program reads version 1")
+    if len(stored.vocab) + len(stored.chars) > VOCAB or len(stored.merges) > MERGES:
+        raise DataError(
+            f"a tokenizer of {len(stored.vocab) + len(stored.chars)} tokens and {len(stored.merges)} merges; at most "
+            f"{VOCAB} and {MERGES} are allowed"
+        )
     match stored.type:
         case "char":
             return CharTokenizer(stored.chars, stored.special_tokens)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from networks.codecs import CODECS, CodedGroup, coded_bytes
+from networks.codecs import CODECS, CodedGroup
 from networks.graph import NodeId
 from networks.network import Network
 from networks.stages import Channel, cut_stages, wished_groups
@@ -19,6 +19,7 @@ from pnode.executor import StageExecutor
 from pnode.reference import clip_scale
 from pnode.tensors import Received, pack, unpack
 from pnode.vnodes import GradientSummary, VNodes
+from wire.coded import coded_bytes
 
 
 def through_bytes(tensor: Tensor, offset: int = 4) -> Tensor:

@@ -7,13 +7,14 @@ import json
 import jsonschema
 import pytest
 
-from networks.codecs import CodedGroup, coded_bytes, summary_of, wish_of
+from networks.codecs import CodedGroup, summary_of, wish_of
 from networks.graph import NodeId
 from networks.network import BadNetworkError, Network
 from networks.schema import json_schema
 from networks.stages import wished_groups
 from tests.unit.networks.files import MLP, Files, changed
 from tests.unit.networks.test_schema import instance
+from wire.coded import coded_bytes
 
 CHAIN = "x -> fc1 -> act -> fc2 -> loss.logits"
 

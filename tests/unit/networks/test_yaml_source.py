@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from networks.diagnostics import Diagnostics, NetworkFileError
-from networks.yaml_source import MAX_BYTES, Mapping, Scalar, Sequence, SourceText, YamlNode, parse, resolve
+from networks.limits import YAML_BYTES
+from networks.yaml_source import Mapping, Scalar, Sequence, SourceText, YamlNode, parse, resolve
 
 
 def tree(text: str) -> YamlNode:
@@ -118,7 +119,7 @@ HOSTILE = {
     "complex key": ("? [a]\n: b\n", "a key must be plain text"),
     "NUL": ("a: \0\n", "control character U+0000"),
     "escape": ("a: \x1b[31m\n", "control character U+001B"),
-    "too large": ("#" * (MAX_BYTES + 1), "larger than 8 MiB"),
+    "too large": ("#" * (YAML_BYTES + 1), "larger than 8 MiB"),
     "many values": ("[" + "1," * 500_001 + "]", "holds more than 500,000 values"),
     "tag that runs code": ("a: !!python/object/apply:os.system ['echo hi']\n", "tags such as"),
     "own tag": ("a: !thing {}\n", "tags such as '!thing'"),

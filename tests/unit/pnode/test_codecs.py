@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from networks.codecs import BLOCK, coded_bytes
 from pnode.codecs import decode, encode, round_in_place_of_travel, rounded
 from pnode.tensors import Received, pack, unpack
-from wire.errors import RemoteError
-from wire.messages import TensorMeta
+from wire.codec import MessageError, check_outgoing, tensor_bytes, tensor_problem
+from wire.coded import BLOCK, coded_bytes
+from wire.errors import MisuseError, RemoteError
+from wire.messages import Hop, TensorMeta
 
 FLOAT_MAX = torch.finfo(torch.float32).max
 SMALLEST_NORMAL = 2.0**-126
@@ -152,13 +153,40 @@ def test_packed_and_back() -> None:
         (TensorMeta("float32", [8], "int8"), 32, "", "expected a tensor without codec, got one coded by 'int8'"),
         (TensorMeta("float32", [8]), 32, "int8", "expected a tensor coded by 'int8', got one without codec"),
         (TensorMeta("float32", [8], "bf16"), 16, "int8", "coded by 'int8', got one coded by 'bf16'"),
-        (TensorMeta("int64", [8], "int8"), 12, "int8", "int64 can't be coded"),
+        (TensorMeta("int64", [8], "int8"), 12, "int8", "int64 can't be coded by 'int8'"),
         (TensorMeta("float32", [8], "int8"), 11, "int8", r"expected 12 bytes for float32\(8,\) as int8, got 11"),
         (TensorMeta("float32", [8], "int8"), 13, "int8", "expected 12 bytes"),
         (TensorMeta("float32", [1 << 40], "int8"), 12, "int8", "as int8, got 12"),
-        (TensorMeta("float32", [-8, -1], "int8"), 12, "int8", "float32"),
+        (TensorMeta("float32", [-8, -1], "int8"), 12, "int8", "extent -8"),
     ],
 )
 def test_other_codecs_sizes_and_types_are_refused(meta: TensorMeta, size: int, codec: str, says: str) -> None:
     with pytest.raises(RemoteError, match=says):
         unpack(Received([meta], [memoryview(bytearray(size))]), None, codec)
+
+
+@pytest.mark.parametrize("codec", ["", "bf16", "int8"])
+@pytest.mark.parametrize("shape", [(), (0,), (4, 3), (2, 3, 257), (1, 512)])
+def test_the_wire_takes_a_coded_tensor_of_its_size_and_no_other(codec: str, shape: tuple[int, ...]) -> None:
+    packed = pack([torch.ones(shape)], codec)
+    hop = Hop("s", 1, 0, 1, 0, 0, 0, 1, "p0", 0, list(packed.metas))
+    assert check_outgoing(hop, packed.frames, hop.lane) == [packed.size_bytes]
+    assert tensor_problem(hop, [packed.size_bytes]) == ""
+    assert "expected" in tensor_problem(hop, [packed.size_bytes + 1])
+    with pytest.raises(MisuseError, match="expected"):
+        check_outgoing(hop, [bytes(packed.size_bytes + 1)], hop.lane)
+
+
+@pytest.mark.parametrize(
+    ("meta", "says"),
+    [
+        (TensorMeta("float32", [8], "int4"), "codec 'int4'"),
+        (TensorMeta("float32", [8], "none"), "codec 'none'"),
+        (TensorMeta("int64", [8], "bf16"), "int64 can't be coded by 'bf16'"),
+        (TensorMeta("float32", [-8], "int8"), "extent -8"),
+        (TensorMeta("float32", [1 << 30, 1 << 30, 0], "int8"), "strides"),
+    ],
+)
+def test_the_wire_refuses_what_no_codec_makes(meta: TensorMeta, says: str) -> None:
+    with pytest.raises(MessageError, match=says):
+        tensor_bytes(meta)

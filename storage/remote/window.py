@@ -1,0 +1,53 @@
+"""How much may be under way: twice what the line holds, as the chunks that arrive tell. Pure; times are passed in.
+
+The line holds rate x round trip. Rate: the fastest of the last chunks; round trip: the shortest. At first the window is
+the least there may be, and each round trip doubles it until the rate grows no more. What is under way when a line is
+cut has to be sent again, so a window that is too large is not only a matter of memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+HIGHEST_BYTES = 8 << 20
+RATES = 20
+ROUND_TRIPS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A chunk that is under way: when it was asked for or sent, and what had arrived by then."""
+
+    at_s: float
+    arrived_bytes: int
+
+
+class Window:
+    """See the module."""
+
+    def __init__(self, chunk_bytes: int, highest_bytes: int = HIGHEST_BYTES) -> None:
+        self._lowest = 2 * chunk_bytes
+        self._highest = max(highest_bytes, self._lowest)
+        self._arrived = 0
+        self._rates: deque[float] = deque(maxlen=RATES)
+        self._round_trips: deque[float] = deque(maxlen=ROUND_TRIPS)
+
+    def sent(self, now: float) -> Sent:
+        """A chunk sets out; keep the mark until it arrives."""
+        return Sent(now, self._arrived)
+
+    def arrived(self, sent: Sent, size_bytes: int, now: float) -> None:
+        """It has arrived."""
+        self._arrived += size_bytes
+        took_s = max(now - sent.at_s, 1e-6)
+        self._rates.append((self._arrived - sent.arrived_bytes) / took_s)
+        self._round_trips.append(took_s)
+
+    @property
+    def size_bytes(self) -> int:
+        """So much may be under way now."""
+        if not self._rates:
+            return self._lowest
+        held = max(self._rates) * min(self._round_trips)
+        return int(min(max(2 * held, self._lowest), self._highest))

@@ -123,8 +123,9 @@ class Upload:
         """The other side has taken a piece, or not, and has so many bytes now."""
         if ask not in self._under_way:
             raise PieceError(f"an answer to the bytes from {ask.offset} on, which were not sent")
-        if not 0 <= staged <= self._next:
-            raise PieceError(f"{staged} bytes are said to be there, {self._next} were sent")
+        if not 0 <= staged <= self.size_bytes:
+            raise PieceError(f"{staged} bytes are said to be there of an object of {self.size_bytes}")
         self._under_way.discard(ask)
         self._rewind = self._rewind or staged < ask.offset + ask.size_bytes
         self.staged = staged if self._rewind else max(self.staged, staged)
+        self._next = max(self._next, self.staged)  # an earlier try's pieces came late

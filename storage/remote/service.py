@@ -96,7 +96,7 @@ class StorageService:
         self._transfers: dict[str, _Transfer] = {}
         self._counted_at: dict[str, float] = {}
         self._counting = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in the order of the questions
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -156,8 +156,8 @@ class StorageService:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     async def _answer(self, who: PeerRefKey, sender: PeerRef, message: Message, frames: Sequence[Frame]) -> None:
         request_id = request_id_of(message)

@@ -33,8 +33,8 @@ async def in_window(
         while not transfer.done:
             for ask in transfer.asks(window.size_bytes):
                 running[asyncio.ensure_future(work(ask))] = ask, window.sent(now())
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in [each for each in running if each.done()]:
                 ask, sent = running.pop(task)
                 result = task.result()
                 window.arrived(sent, ask.size_bytes, now())

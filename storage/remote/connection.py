@@ -1,8 +1,9 @@
 """The link to the storage service, as questions that are answered or fail in the end.
 
 The bus repeats what a line loses. What a lost process loses is asked again here, of the next one, under the same id. A
-question fails when nothing at all has come from the service for `stall_s`: a slow line is no fault. The first one
-fails sooner, for then nobody may be there.
+question fails when nothing at all has come from the service for `stall_s`: a slow line is no fault, and neither is a
+store behind it that takes its time. So while nothing comes the service is asked whether it is there, which also finds
+out that another process has taken its place. The first question fails sooner, for then nobody may be there.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from wire.requests import RefusedError
 
 STALL_S = 30.0
 CONNECT_S = 10.0
+ALIVE_S = 2.0
+"""Nothing has come for so long: ask whether it is there."""
 PAUSE_S, MAX_PAUSE_S = 0.05, 2.0
 ANSWER_S = 86_400.0
 """The bus's own deadline: ours end earlier."""
@@ -65,10 +68,14 @@ class Connection:
         self._heard_at = 0.0
         self._opening = asyncio.Lock()
         self._closed = False
+        self._looking: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
         """Let go of the line. Idempotent."""
         self._closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
         bus, self._bus = self._bus, None
         if bus is not None:
             await bus.close()
@@ -159,7 +166,9 @@ class Connection:
                 left = self._left(begun)
                 if left <= 0:
                     raise _StalledError("nothing comes from it")
-                await asyncio.wait([asked], timeout=left)
+                await asyncio.wait([asked], timeout=min(left, ALIVE_S))
+                if peer.boot and self._now() - max(begun, self._heard_at) >= ALIVE_S and not asked.done():
+                    self._look(bus, peer)
             try:
                 found = asked.result()
             except RefusedError as error:
@@ -172,6 +181,19 @@ class Connection:
             if not asked.done():
                 asked.cancel()
                 await asyncio.wait([asked])
+
+    def _look(self, bus: Bus, peer: PeerRef) -> None:
+        """See whether that process is there, unless that is being done."""
+
+        async def look() -> None:
+            try:
+                await bus.ask(peer, OpenStore(str(new_request_id())), timeout_s=self._patience.stall_s)
+            except (UnreachableError, RefusedError, MisuseError):
+                return  # the questions that wait are told so themselves
+            self._heard_at = self._now()
+
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(look())
 
     def _away(self, message: Message, key: str, told: str) -> StoreUnavailableError:
         limit_s = self._patience.stall_s if self._known else self._patience.connect_s

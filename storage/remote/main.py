@@ -56,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
                         help="the most that each network, or the one named, may store, such as 10g; shared=SIZE for "
                         "blobs; may be repeated (no limits)")  # fmt: skip
     parser.add_argument("--truth", action="store_true",
-                        help="also take writes of what only orchestrators write: registry, manifests, heads")  # fmt: skip
+                        help="also take writes of what orchestrators write: registry, manifests, heads")  # fmt: skip
     parser.add_argument("--log-level", default="info", choices=tuple(LEVELS))
     return parser
 

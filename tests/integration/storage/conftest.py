@@ -44,7 +44,7 @@ def s3_url(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(params=["local", "s3", "prefix", "remote", "remote-s3", "remote-cached"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    """An empty store: a folder, a prefix in a bucket, a view of a folder, and the first two behind a storage service."""
+    """An empty store: a folder, a prefix in a bucket, a view of a folder; two of them behind a service."""
     if request.param.startswith("remote"):
         on = request.getfixturevalue("s3_url") if request.param == "remote-s3" else str(tmp_path / "store")
         cache = BlobCache(tmp_path / "cache", 1 << 30) if request.param == "remote-cached" else None

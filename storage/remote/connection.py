@@ -25,7 +25,7 @@ from wire.limits import LIMITS
 from wire.messages import FORWARD, Message, Ok, OpenStore, PeerRef, StoreInfo
 from wire.requests import RefusedError
 
-STALL_S = 30.0
+STALL_S = 15.0
 CONNECT_S = 10.0
 ALIVE_S = 2.0
 """Nothing has come for so long: ask whether it is there."""

@@ -127,7 +127,7 @@ def test_an_upload_with_cuts_sends_every_byte_about_once(tmp_path: Path) -> None
         for _ in range(2):
             await asyncio.sleep(0.7)
             assert not sending.done()
-            await world.cut("a", 8.0)
+            await world.cut("a", 5.0)
         await sending
         assert (await world.store.get("blobs/big")).data == data
         ratio = world.network.bytes["a"] / len(data)

@@ -258,6 +258,7 @@ async def test_nothing_is_read_for_one_that_takes_nothing(tmp_path: Path) -> Non
     """Also a client that asks for far more than it takes costs bounded memory, and others get theirs meanwhile."""
     backing = Slow(tmp_path / "store")
     await backing.put("k", bytes(200 * MB))
+    await backing.put("other", bytes(20 * MB))
     async with serving(backing, tmp_path / "spool") as served:
         greedy = ZmqBus("greedy")
         await greedy.start()
@@ -274,9 +275,9 @@ async def test_nothing_is_read_for_one_that_takes_nothing(tmp_path: Path) -> Non
                 if number % 50 == 0:
                     await asyncio.sleep(0.01)
             async with served.client() as store:
-                assert len((await store.get("k")).data) == 200 * MB
+                assert len((await store.get("other")).data) == 20 * MB
             assert served.service.counters["refused_busy"] > 0
-            assert backing.read <= 200 * MB + 40 * MB
+            assert backing.read <= 20 * MB + 40 * MB
         finally:
             greedy._end()
 
@@ -315,6 +316,28 @@ async def test_odd_questions_are_refused_and_change_nothing(tmp_path: Path) -> N
             with pytest.raises(NotFoundError):
                 await store.head("k")
             assert [entry.key async for entry in store.list("")] == []
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+async def test_a_large_object_that_is_not_what_was_said_is_not_stored(tmp_path: Path) -> None:
+    async with serving(LocalStore(tmp_path / "store"), tmp_path / "spool") as served:
+        bus = ZmqBus("odd")
+        await bus.start()
+        try:
+            service = PeerRef(SERVICE_ID, 0, [served.address])
+            name = "0" * 32
+            for number, (size, digest) in enumerate(((4, digest_of(b"date")), (5, digest_of(b"data")))):
+                await bus.ask(service, m.StoreBegin(f"b{number}", name, "k", 5), timeout_s=5)
+                await bus.ask(service, m.StoreAppend(f"a{number}", name, 0), [b"data"], timeout_s=5)
+                finish = m.StoreFinish(f"f{number}", name, "k", "put", "", size, digest)
+                with pytest.raises(RefusedError, match=r"4 bytes with SHA-256 .* have come of k") as caught:
+                    await bus.ask(service, finish, timeout_s=5)
+                assert caught.value.code == "no-transfer"
+        finally:
+            await bus.close()
+        async with served.client() as store:
+            with pytest.raises(NotFoundError):
+                await store.head("k")
     assert list((tmp_path / "spool").iterdir()) == []
 
 

@@ -35,6 +35,9 @@ class Cluster:
     threads: int
     device: str = "cpu"
     lease_s: float = LEASE_S
+    storage: Process | None = None
+    """The storage service, if PNodes are to reach the store through one."""
+    storage_address: str = ""
 
     @staticmethod
     def file(home: Path) -> Path:
@@ -57,6 +60,8 @@ class Cluster:
                 int(raw["threads"]),
                 str(raw.get("device", "cpu")),
                 float(raw.get("lease_s", LEASE_S)),
+                Process.from_json(raw["storage"]) if raw.get("storage") else None,
+                str(raw.get("storage_address", "")),
             )
         except (TypeError, KeyError, ValueError) as problem:
             raise BadFileError(f"{Cluster.file(home)} does not describe a cluster", hint="delete it") from problem
@@ -75,17 +80,24 @@ class Cluster:
             "lease_s": self.lease_s,
             "orchestrator": self.orchestrator.to_json(),
             "pnodes": [process.to_json() for process in self.pnodes],
+            **self._storage_json(),
         }
+
+    def _storage_json(self) -> dict[str, Any]:
+        if self.storage is None:
+            return {}
+        return {"storage": self.storage.to_json(), "storage_address": self.storage_address}
 
     def processes(self) -> tuple[Process, ...]:
         """PNodes first: the order to stop them in."""
-        return (*self.pnodes, self.orchestrator)
+        return (*self.pnodes, self.orchestrator, *([self.storage] if self.storage is not None else []))
 
     def alive(self) -> list[Process]:
         """Those that run."""
         return [process for process in self.processes() if process.alive()]
 
 
+ANY_PORT = "tcp://127.0.0.1:0"
 NOBODY = Process("orchestrator", 0, "not started", "")
 """Stands for an orchestrator that is still to be started."""
 
@@ -112,6 +124,7 @@ def start(
     threads: int = 0,
     device: str = "cpu",
     lease_s: float = LEASE_S,
+    store_service: bool = False,
     timeout_s: float = START_TIMEOUT_S,
     said: Callable[[str], None] = lambda text: None,
 ) -> Cluster:
@@ -129,6 +142,9 @@ def start(
     store = store_url(store or str(home / "store"))
     cluster = Cluster(home, store, NOBODY, bind, (), threads or threads_per_pnode(pnodes), device, lease_s)
     try:
+        if store_service:
+            cluster = start_storage(replace(cluster, storage_address=ANY_PORT), timeout_s)
+            said("storage")
         cluster = start_orchestrator(cluster, timeout_s)
         said("orchestrator")
         for index in range(pnodes):
@@ -137,6 +153,25 @@ def start(
     except BaseException:
         stop(Cluster.read(home) or cluster)
         raise
+    return cluster
+
+
+def start_storage(cluster: Cluster, timeout_s: float = START_TIMEOUT_S) -> Cluster:
+    """Start the storage service, at the cluster's address of it, and wait until it answers."""
+    ready = cluster.home / "storage.json"
+    ready.unlink(missing_ok=True)
+    process = processes.start(
+        "storage",
+        "storage.remote.main",
+        ["--bind", cluster.storage_address, "--store", cluster.store, "--home", str(cluster.home)],
+        log=fresh_log(cluster.home, "storage"),
+        threads=1,
+    )
+    cluster = replace(cluster, storage=process)
+    cluster.write()
+    processes.wait_for(lambda: _address(ready) != "", [process], "the storage service", timeout_s)
+    cluster = replace(cluster, storage_address=_address(ready))
+    cluster.write()
     return cluster
 
 
@@ -153,6 +188,7 @@ def start_orchestrator(cluster: Cluster, timeout_s: float = START_TIMEOUT_S) -> 
             "--store", cluster.store,
             "--home", str(home),
             "--lease", f"{cluster.lease_s:g}",
+            *(["--advertise-store", cluster.storage_address.replace("tcp:", "dcnr:")] if cluster.storage else []),
         ],
         log=fresh_log(home, "orchestrator"),
         threads=1,
@@ -177,6 +213,7 @@ def add_pnode(cluster: Cluster, name: str) -> Cluster:
             "--device", cluster.device,
             "--threads", str(cluster.threads),
             "--home", str(cluster.home / name),
+            "--cache", str(cluster.home / "cache"),
         ],
         log=fresh_log(cluster.home, name),
         threads=cluster.threads,

@@ -10,7 +10,7 @@ import socket
 from dataclasses import dataclass, field, replace
 
 from cli import processes
-from cli.cluster import Cluster, add_pnode, start_orchestrator, store_url
+from cli.cluster import ANY_PORT, Cluster, add_pnode, start_orchestrator, start_storage, store_url
 from cli.processes import Process
 from cli.running import undisturbed
 from wire.errors import DCNRError, UsageError
@@ -26,6 +26,7 @@ class Wanted:
     threads: int | None = None
     device: str | None = None
     lease_s: float | None = None
+    store_service: bool | None = None
 
 
 @dataclass(slots=True)
@@ -57,6 +58,12 @@ def revive(cluster: Cluster, wanted: Wanted) -> tuple[Cluster, Done]:
     names = _names(cluster, wanted.pnodes)
     done = Done(ran=[process.name for process in alive])
     try:
+        if cluster.storage_address and (cluster.storage is None or not cluster.storage.alive()):
+            again = cluster.storage is not None
+            cluster = start_storage(cluster)
+            assert cluster.storage is not None
+            done.started.append(cluster.storage)
+            (done.again if again else done.added).append("storage")
         if not cluster.orchestrator.alive():
             if not _free(cluster.address):
                 _give_address_up(cluster, alive)
@@ -94,6 +101,7 @@ def _agreed(cluster: Cluster, wanted: Wanted) -> Cluster:
             ("threads", wanted.threads or None, cluster.threads),
             ("device", wanted.device, cluster.device),
             ("lease", wanted.lease_s, cluster.lease_s),
+            ("store-service", wanted.store_service, bool(cluster.storage_address)),
         )
         if given not in (None, have)
     ]
@@ -116,6 +124,7 @@ def _changed(cluster: Cluster, wanted: Wanted) -> Cluster:
         threads=wanted.threads or cluster.threads,
         device=wanted.device or cluster.device,
         lease_s=wanted.lease_s or cluster.lease_s,
+        storage_address=cluster.storage_address or (ANY_PORT if wanted.store_service else ""),
     )
 
 

@@ -95,7 +95,7 @@ for panel, commands in {
     RUN: (train.train, train.attach, sessions.ps, sessions.pause, sessions.resume, sessions.stop, sessions.logs),
     NETWORKS: (inspect.plan, inspect.inspect, rebalance.rebalance, verify.verify, chaos.chaos),
     USE: (infer.infer, infer.generate, infer.evaluate, export.export),
-    CLUSTER: (demo.demo, cluster.up, cluster.down, status.status, cluster.orchestrator, cluster.pnode),
+    CLUSTER: (demo.demo, cluster.up, cluster.down, status.status, cluster.orchestrator, cluster.pnode, cluster.storage),
     CARE: (store.rm, store.gc, doctor.doctor),
 }.items():
     for command in commands:

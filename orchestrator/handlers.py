@@ -112,7 +112,7 @@ class Handlers:
     async def _ask_cluster(self, message: messages.AskCluster, frames: Sequence[Frame]) -> object:
         service = self._service
         return messages.ClusterInfo(
-            service.truth.term.cluster, service.version, service.term, service.store.url, service.started, os.getpid(),
+            service.truth.term.cluster, service.version, service.term, service.store_url, service.started, os.getpid(),
             list(service.damage.told),
         )  # fmt: skip
 

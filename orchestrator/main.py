@@ -58,6 +58,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--advertise", action="append", default=[], metavar="ADDRESS",
                         help="where others reach it, if not at the bound address; may be repeated")  # fmt: skip
     parser.add_argument("--store", default="", metavar="URL", help="the cluster's store (<home>/store)")
+    parser.add_argument("--advertise-store", default="", metavar="URL",
+                        help="where PNodes and commands reach the store, if not at --store: dcnr://…")  # fmt: skip
     parser.add_argument("--home", type=Path, default=None, metavar="DIR", help="for the registry and the address file")
     parser.add_argument("--lease", type=float, default=10.0, metavar="SECONDS",
                         help="a PNode without a sign of life for so long is suspected (%(default)g)")  # fmt: skip
@@ -99,10 +101,13 @@ async def _serve(arguments: argparse.Namespace) -> int:
     with _lock_file(home) as lock:
         await _lock(home, lock)
         store = open_store(arguments.store or (home / "store").as_uri())
+        if arguments.advertise_store:
+            open_store(arguments.advertise_store)  # it can be one
         bus = ZmqBus(NAME, bind=arguments.bind, advertise=arguments.advertise)
         service = Service(
-            bus, store, home, log, lease_s=arguments.lease, recover_s=arguments.recover_limit, version=version("dcnr")
-        )
+            bus, store, home, log, lease_s=arguments.lease, recover_s=arguments.recover_limit, version=version("dcnr"),
+            store_url=arguments.advertise_store,
+        )  # fmt: skip
         signals = _watch_signals(service)
         try:
             await _load_what_is_needed(service)

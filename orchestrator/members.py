@@ -102,7 +102,7 @@ class Members:
                 return
         lease_s = service.membership.lease_s
         report_s = min(membership.REPORT_EVERY_S, lease_s / 5)
-        url, cluster = service.store.url, service.truth.term.cluster
+        url, cluster = service.store_url, service.truth.term.cluster
         answer = Registered(command.request_id, command.incarnation, service.term, lease_s, report_s, url, cluster)
         service.send(command.peer, answer)
         if fresh:

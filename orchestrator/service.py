@@ -81,11 +81,14 @@ class Service:
         lease_s: float = membership.LEASE_S,
         recover_s: float = RECOVER_S,
         version: str = "",
+        store_url: str = "",
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.bus = bus
         self.store = store
+        self.store_url = store_url or store.url
+        """Where PNodes and commands reach the store."""
         self.logger = logger
         self.version = version
         self.now = clock

@@ -132,7 +132,7 @@ def deployment(service: Service, driver: SessionDriver) -> messages.DeploymentIn
         tokenizer_digest=record.tokenizer_digest,
         data_digest=record.data_digest,
         step=record.step,
-        store=service.store.url,
+        store=service.store_url,
         codecs=record.codecs or [],
     )
 

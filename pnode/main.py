@@ -21,6 +21,7 @@ from wire.loop import run as run_loop
 
 if TYPE_CHECKING:
     from pnode.daemon import Daemon, Options
+    from storage.open import Remote
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -43,6 +44,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="torch threads (all cores of this process)")
     parser.add_argument("--home", type=Path, default=None, metavar="DIR", help="for logs and fetched files")
     parser.add_argument("--store", default="", metavar="URL", help="use this store instead of the orchestrator's")
+    parser.add_argument("--cache", type=Path, default=None, metavar="DIR",
+                        help="for what a storage service gave; PNodes of a machine share it (a user's)")  # fmt: skip
+    parser.add_argument("--cache-limit", type=float, default=20.0, metavar="GIB",
+                        help="what is kept there; 0: nothing (%(default)g)")  # fmt: skip
     parser.add_argument("--log-level", default="info", choices=LEVELS)
     parser.add_argument("--metrics-port", type=int, default=0, metavar="PORT", help="Prometheus metrics (off)")
     parser.add_argument("--wait-limit", type=float, default=900.0, metavar="SECONDS",
@@ -113,8 +118,9 @@ def _options(arguments: argparse.Namespace) -> Options:
             check_address(address)
     except MisuseError as error:
         raise UsageError(error.message, hint=error.hint) from error
-    if arguments.threads < 0 or not 0 <= arguments.cut_memory < float("inf"):
-        raise UsageError("--threads and --cut-memory are 0 or more")
+    sizes = (arguments.cut_memory, arguments.cache_limit)
+    if arguments.threads < 0 or not all(0 <= size < float("inf") for size in sizes):
+        raise UsageError("--threads, --cut-memory and --cache-limit are 0 or more")
     for name in ("wait_limit", "compute_limit", "away_limit"):
         if not 0 < getattr(arguments, name) < float("inf"):
             raise UsageError(f"--{name.replace('_', '-')} is above 0")
@@ -138,13 +144,15 @@ async def _serve(arguments: argparse.Namespace) -> int:
     from pnode.daemon import Daemon
     from pnode.logs import open_log
     from pnode.measure import tune_process
+    from storage.open import open_store
     from wire.zmq_bus import ZmqBus
 
     options = _options(arguments)
     tune_process()
     log = open_log(options.home, arguments.name, arguments.log_level)
     bus = ZmqBus(options.name, bind=arguments.bind, advertise=arguments.advertise)
-    daemon = Daemon(options, bus, log)
+    remote = _remote(arguments, options.name)
+    daemon = Daemon(options, bus, log, open_store=lambda url: open_store(url, remote))
     if arguments.metrics_port:
         from pnode.metrics import serve
 
@@ -154,6 +162,20 @@ async def _serve(arguments: argparse.Namespace) -> int:
     await daemon.run()
     log.info("ended")
     return 0
+
+
+def _remote(arguments: argparse.Namespace, name: str) -> Remote:
+    """How this PNode reaches a storage service: under its own name, and what it fetches is kept on this machine."""
+    import platformdirs
+
+    from storage.open import Remote
+    from storage.remote.cache import BlobCache
+    from storage.remote.connection import STORE_LIMITS
+    from wire.zmq_bus import ZmqBus
+
+    folder = arguments.cache or Path(os.environ.get("DCNR_HOME") or platformdirs.user_cache_path("dcnr")) / "cache"
+    limit = int(arguments.cache_limit * 2**30)
+    return Remote(lambda: ZmqBus(name, limits=STORE_LIMITS), BlobCache(folder.absolute(), limit) if limit else None)
 
 
 def _watch_signals(daemon: Daemon) -> None:

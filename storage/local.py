@@ -30,10 +30,12 @@ from storage.store import (
     Buffer,
     Entry,
     NotFoundError,
+    Piece,
     Stored,
     StoreUnavailableError,
     check_sha256,
     digest_of,
+    replaced,
     too_large,
 )
 
@@ -117,6 +119,14 @@ class LocalStore:
                 yield piece
         finally:
             file.close()
+
+    async def get_range(self, key: str, offset: int, size_bytes: int, *, etag: str = "") -> Piece:
+        """See RangedStore."""
+        check_key(key)
+        piece = await self._run("read", key, lambda: self._files.piece(key, offset, size_bytes))
+        if etag not in ("", piece.etag):
+            raise replaced(key, self.url)
+        return piece
 
     async def head(self, key: str) -> Entry:
         """See Store."""

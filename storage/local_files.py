@@ -28,6 +28,7 @@ from storage.store import (
     ConflictError,
     CorruptError,
     Entry,
+    Piece,
     Stored,
     StoreUnavailableError,
     digest_of,
@@ -112,11 +113,21 @@ class LocalFiles:
         """As `Store.head`."""
         with self.open(key) as file:
             status = os.fstat(file.fileno())
-            version = _Version.of(status)
-            etag = self._etags.get(version)
-            if etag is None:
-                etag = self._remember(version, hashlib.file_digest(file, "sha256").hexdigest())
-        return Entry(key, status.st_size, etag, status.st_mtime)
+            return Entry(key, status.st_size, self._etag(file, status), status.st_mtime)
+
+    def piece(self, key: str, offset: int, size_bytes: int) -> Piece:
+        """As `RangedStore.get_range`, of whichever version is there."""
+        with self.open(key) as file:
+            status = os.fstat(file.fileno())
+            etag = self._etag(file, status)
+            data = os.pread(file.fileno(), size_bytes, offset)
+        if len(data) < min(size_bytes, status.st_size - offset):
+            raise StoreUnavailableError(f"{self.url}: {key} was cut short while it was read", key=key)
+        return Piece(data, status.st_size, etag, etag)
+
+    def _etag(self, file: BufferedReader, status: os.stat_result) -> str:
+        version = _Version.of(status)
+        return self._etags.get(version) or self._remember(version, hashlib.file_digest(file, "sha256").hexdigest())
 
     def walk(self, prefix: str) -> Iterator[str]:
         """The keys that begin with `prefix`, in any order. Raises FileNotFoundError if the store is here no more."""

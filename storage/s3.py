@@ -38,17 +38,19 @@ from storage.store import (
     ConflictError,
     Entry,
     NotFoundError,
+    Piece,
     PrefixStore,
-    Store,
+    RangedStore,
     Stored,
     StoreUnavailableError,
     check_sha256,
     digest_of,
+    replaced,
 )
 from wire.errors import MisuseError, UsageError
 
 
-def open_s3(parts: SplitResult, limits: S3Limits | None = None) -> Store:
+def open_s3(parts: SplitResult, limits: S3Limits | None = None) -> RangedStore:
     """The store of a split `s3://bucket/prefix?endpoint=…&region=…` URL. Raises UsageError."""
     if parts.username or parts.password:
         raise UsageError(
@@ -156,6 +158,18 @@ class S3Store:
         async with contextlib.aclosing(self._reader.get_stream(key, sha256)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    async def get_range(self, key: str, offset: int, size_bytes: int, *, etag: str = "") -> Piece:
+        """See RangedStore. What is small is read whole and verified."""
+        check_key(key)
+        answer = await self._reader.head(key) if not etag else {}
+        if answer and offset == 0 and answer["ContentLength"] <= size_bytes:
+            stored = await self._reader.get(key, None, MAX_GET_BYTES)
+            return Piece(stored.data[:size_bytes], len(stored.data), stored.etag, digest_of(stored.data))
+        try:
+            return await self._reader.get_range(key, offset, size_bytes, etag or str(answer["ETag"]))
+        except PreconditionError as error:
+            raise replaced(key, self.url) from error
 
     async def head(self, key: str) -> Entry:
         """See Store."""

@@ -20,6 +20,7 @@ from storage.stall import Stall, StallError, watched
 from storage.store import (
     CHUNK_BYTES,
     CorruptError,
+    Piece,
     Stored,
     StoreUnavailableError,
     check_sha256,
@@ -150,6 +151,26 @@ class Reader:
         assert isinstance(damaged, CorruptError)
         damaged.found, damaged.settled = actual, len(seen) == 1 and tries >= SAME
         raise damaged
+
+    async def get_range(self, key: str, offset: int, size_bytes: int, etag: str) -> Piece:
+        """See RangedStore. Raises PreconditionError if the object has another etag."""
+        extra = {"Range": f"bytes={offset}-{offset + size_bytes - 1}", "IfMatch": etag}
+
+        async def look(stall: Stall) -> Piece:
+            answer = await self.open(key, extra)
+            body, data = answer["Body"], bytearray()
+            try:
+                while chunk := await body.read(CHUNK_BYTES):
+                    data += chunk
+                    stall.moved(len(chunk))
+            finally:
+                body.close()
+            whole = int(str(answer.get("ContentRange", "")).rpartition("/")[2] or answer["ContentLength"])
+            if len(data) != min(size_bytes, whole - offset):
+                raise AgainError(f"{len(data)} bytes came from {offset} on of an object of {whole}")
+            return Piece(bytes(data), whole, str(answer["ETag"]), answer["Metadata"].get("sha256", ""))
+
+        return await self.retry("get", key, look)
 
     async def get_stream(self, key: str, sha256: str | None) -> AsyncGenerator[bytes, None]:
         """See Store."""

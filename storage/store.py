@@ -89,6 +89,16 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """Some bytes of an object. `size_bytes`, `etag`, `sha256`: of the whole one; `sha256` is "" if it is not known."""
+
+    data: bytes
+    size_bytes: int
+    etag: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """An object as listed. `modified_s`: when it was last written, by the store's clock, seconds since 1970."""
 
@@ -150,6 +160,16 @@ class Store(Protocol):
         """Close."""
 
 
+class RangedStore(Store, Protocol):
+    """A store that also gives pieces of objects: what a storage service can stand on."""
+
+    async def get_range(self, key: str, offset: int, size_bytes: int, *, etag: str = "") -> Piece:
+        """Up to `size_bytes` bytes from `offset` on, fewer only at the end. They are not verified, the whole has to be.
+
+        Raises NotFoundError; ConflictError if `etag` is given and the object has another one by now.
+        """
+
+
 def digest_of(data: Buffer) -> str:
     """Lower-case hex SHA-256."""
     return hashlib.sha256(data).hexdigest()
@@ -164,6 +184,11 @@ def check_sha256(key: str, where: str, actual: str, expected: str | None, size_b
             hint="the stored object was changed or damaged; restore it from a copy, or use an older checkpoint",
             found=actual,
         )
+
+
+def replaced(key: str, where: str) -> ConflictError:
+    """The error for an object that is not the one any more of which a piece was asked for."""
+    return ConflictError(f"{where}: {key} was replaced while it was read", key=key, hint="read it again")
 
 
 def too_large(key: str, where: str, size_bytes: int, max_bytes: int) -> CorruptError:
@@ -201,6 +226,11 @@ class PrefixStore:
     def get_stream(self, key: str, *, sha256: str | None = None) -> AsyncGenerator[bytes]:
         """See Store."""
         return self._store.get_stream(self._full(key), sha256=sha256)
+
+    async def get_range(self, key: str, offset: int, size_bytes: int, *, etag: str = "") -> Piece:
+        """See RangedStore; only of a view of such a store."""
+        ranged: RangedStore = self._store  # type: ignore[assignment]
+        return await ranged.get_range(self._full(key), offset, size_bytes, etag=etag)
 
     async def put(self, key: str, data: Buffer) -> str:
         """See Store."""

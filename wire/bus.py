@@ -60,9 +60,10 @@ class Bus(Protocol):
         """
 
     async def ask(
-        self, to: PeerRef, message: Message, frames: Sequence[Buffer] = (), *, timeout_s: float
+        self, to: PeerRef, message: Message, frames: Sequence[Buffer] = (), *, timeout_s: float, lane: int | None = None
     ) -> tuple[Message, Sequence[Frame]]:
-        """Send a request (it has a `request_id`) and wait for the message with the same id.
+        """Send a request (it has a `request_id`) and wait for the message with the same id. Lane: the message's own
+        unless given.
 
         Raises `wire.errors.UnreachableError` naming the peer and what was asked at the deadline, and
         `wire.requests.RefusedError` when the answer is `Refused`.

@@ -41,6 +41,7 @@ class Handle(Protocol):
 class _Question:
     to: PeerRef
     request: Message
+    lane: int | None = None
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
     answer: tuple[Message, Sequence[memoryview]] | None = None
     error: UnreachableError | None = None
@@ -145,7 +146,7 @@ class Driver(ABC):
         self._settle(later=True)
 
     async def ask(
-        self, to: PeerRef, message: Message, frames: Sequence[Buffer] = (), *, timeout_s: float
+        self, to: PeerRef, message: Message, frames: Sequence[Buffer] = (), *, timeout_s: float, lane: int | None = None
     ) -> tuple[Message, Sequence[memoryview]]:
         """Send a request and wait for its answer; see `wire.bus.Bus.ask`."""
         request_id = request_id_of(message)
@@ -153,7 +154,7 @@ class Driver(ABC):
             raise MisuseError(f"{type(message).__name__} has no request id, so it can't be asked")
         if request_id in self._questions:
             raise MisuseError(f"request {request_id} is being asked already")
-        question = _Question(to, message)
+        question = _Question(to, message, lane)
         self._questions[request_id] = question
         try:
             async with asyncio.timeout(timeout_s):
@@ -175,7 +176,7 @@ class Driver(ABC):
         while True:
             question.lost = False
             with contextlib.suppress(QueueFull):
-                self.send(question.to, question.request, frames)
+                self.send(question.to, question.request, frames, lane=question.lane)
             while not question.lost:
                 question.stirred.clear()
                 if question.answer is not None:

@@ -771,6 +771,137 @@ class GarbageInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool
 
 
+# ---------------------------------------------------------------- anybody -> storage service
+# Objects by key, as storage/store.py has them. What the service has no right answer for is Refused; docs/protocol.md
+# lists the codes. Bulk travels on the forward lane, so that a question about a key never waits behind it.
+
+
+class OpenStore(Message, tag="open_store", frozen=True):
+    """Asked first, and again after the service was lost. Body: StoreInfo."""
+
+    request_id: str
+
+
+class StoreInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The service about itself."""
+
+    boot: int  # of its process: later questions are for this one
+    chunk_bytes: int  # the most that one message may bring or ask for
+    version: str
+
+
+class ProbeStore(Message, tag="probe_store", frozen=True):
+    """Try out the store behind the service."""
+
+    request_id: str
+
+
+class StoreRead(Message, tag="store_read", frozen=True):
+    """A piece of an object. Answer: StoreChunk. `etag`: of the object that is meant; "": whichever is there."""
+
+    request_id: str
+    key: str
+    offset: int
+    size_bytes: int
+    etag: str = ""
+
+
+class StoreChunk(Message, tag="store_chunk", frozen=True):
+    """Bytes of an object from `offset` on (frame 0), fewer than asked for only at its end."""
+
+    request_id: str
+    offset: int
+    size_bytes: int  # of the whole object
+    etag: str
+    sha256: str  # of the whole object as its writer gave it, "" if the store does not know
+
+
+class StoreHead(Message, tag="store_head", frozen=True):
+    """Body: StoreEntry."""
+
+    request_id: str
+    key: str
+
+
+class StoreEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An object as listed. `modified_s`: by the store's clock, seconds since 1970."""
+
+    key: str
+    size_bytes: int
+    etag: str
+    modified_s: float
+
+
+class StoreList(Message, tag="store_list", frozen=True):
+    """The first `limit` objects below `prefix` whose key comes after `after`. Body: list[StoreEntry]."""
+
+    request_id: str
+    prefix: str
+    after: str
+    limit: int
+
+
+class StoreDelete(Message, tag="store_delete", frozen=True):
+    """Remove an object if it's there."""
+
+    request_id: str
+    key: str
+
+
+class StorePut(Message, tag="store_put", frozen=True):
+    """Write a small object: frame 0. Body: StoreWritten. `how`: "put", "absent" or, with an etag, "match"."""
+
+    request_id: str
+    key: str
+    how: str
+    etag: str
+    sha256: str
+
+
+class StoreWritten(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An object was written; its etag."""
+
+    etag: str
+
+
+class StoreBegin(Message, tag="store_begin", frozen=True):
+    """A large object is going to come in pieces. Body: StoreStaged, what an earlier try of the same sender brought.
+
+    `transfer`: 32 hex digits that the sender makes of what it writes, so that it finds its own bytes again.
+    """
+
+    request_id: str
+    transfer: str
+    key: str
+    size_bytes: int
+
+
+class StoreStaged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """So many bytes of a transfer are there, without a gap."""
+
+    size_bytes: int
+
+
+class StoreAppend(Message, tag="store_append", frozen=True):
+    """The next piece of a transfer: frame 0. Body: StoreStaged."""
+
+    request_id: str
+    transfer: str
+    offset: int
+
+
+class StoreFinish(Message, tag="store_finish", frozen=True):
+    """All pieces have come: check size and digest, and write the object. Body: StoreWritten. `how`: see StorePut."""
+
+    request_id: str
+    transfer: str
+    key: str
+    how: str
+    etag: str
+    size_bytes: int
+    sha256: str
+
+
 class ShutDown(Message, tag="shut_down", frozen=True):
     """End this process in good order (only from loopback)."""
 

@@ -44,6 +44,10 @@ def up(
             "--lease", metavar="SECONDS", help="A PNode without a sign of life for so long is suspected; default: 10."
         ),
     ] = None,
+    store_service: Annotated[
+        bool | None,
+        typer.Option("--store-service", help="PNodes reach the store through a storage service, not by themselves."),
+    ] = None,
     home: HomeOption = None,
     output: OutputOption = Output.text,
 ) -> None:
@@ -62,7 +66,7 @@ def up(
     terminal, folder = Terminal(output.form), home_folder(home)
     found = Cluster.read(folder)
     if found is not None:
-        wanted = Wanted(pnodes, store, bind, threads, device, lease)
+        wanted = Wanted(pnodes, store, bind, threads, device, lease, store_service)
         granted = run(_incarnations(found, terminal))
         with terminal.waiting("starting what has ended"):
             cluster, done = revive(found, wanted)
@@ -77,7 +81,7 @@ def up(
     with terminal.waiting(f"starting the orchestrator and {plural(count, 'PNode')}"):
         cluster = start(
             folder, pnodes=count, store=store or "", bind=bind or "tcp://127.0.0.1:0", threads=threads or 0,
-            device=device or "cpu", lease_s=lease or LEASE_S,
+            device=device or "cpu", lease_s=lease or LEASE_S, store_service=bool(store_service),
         )  # fmt: skip
         try:
             run(wait_until_joined(cluster, terminal), grace_s=None)
@@ -149,7 +153,8 @@ def _say_up(terminal: Terminal, cluster: Cluster, word: str, done: Done | None =
     terminal.line(
         f"{word}: orchestrator {cluster.address}, {names} ({plural(cluster.threads, 'thread')} each)", style="green"
     )
-    terminal.line(f"store {cluster.store}, logs {cluster.home / 'logs'}")
+    through = f" through {cluster.storage_address.replace('tcp:', 'dcnr:')}" if cluster.storage else ""
+    terminal.line(f"store {cluster.store}{through}, logs {cluster.home / 'logs'}")
     terminal.next("dcnr train mlp-digits", "dcnr status", "dcnr down")
 
 
@@ -196,6 +201,10 @@ def orchestrator(
     recover_limit: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long a session waits for room after a loss.")
     ] = 3600.0,
+    advertise_store: Annotated[
+        str,
+        typer.Option(metavar="URL", help="Where PNodes and commands reach the store, if not there: dcnr://host:port."),
+    ] = "",
     home: HomeOption = None,
 ) -> None:
     """Run an orchestrator here, in the foreground."""
@@ -207,6 +216,7 @@ def orchestrator(
     address = parse_address(bind) if not bind.endswith(":0") else bind
     arguments = ["--bind", address, "--store", store_url(store or str(folder / "store")), "--home", str(folder)]
     arguments += ["--lease", f"{lease:g}", "--recover-limit", f"{recover_limit:g}", *_advertised(advertise)]
+    arguments += ["--advertise-store", store_url(advertise_store)] if advertise_store else []
     raise typer.Exit(_daemon(run_orchestrator, arguments))
 
 
@@ -231,6 +241,10 @@ def pnode(
         float, typer.Option(metavar="MIB", help="Memory of a run for checkpoints that are not stored yet.")
     ] = 1024.0,
     metrics_port: Annotated[int, typer.Option(metavar="PORT", help="Prometheus metrics; 0: none.")] = 0,
+    cache: Annotated[
+        str, typer.Option(metavar="FOLDER", help="For what a storage service gave; default: cache in the home.")
+    ] = "",
+    cache_limit: Annotated[float, typer.Option(min=0, metavar="GIB", help="What is kept there; 0: nothing.")] = 20.0,
     home: HomeOption = None,
 ) -> None:
     """Run a PNode here, in the foreground."""
@@ -248,10 +262,43 @@ def pnode(
     arguments += _advertised(advertise)
     arguments += ["--store", store_url(store)] if store else []
     limits = {"--wait-limit": wait_limit, "--compute-limit": compute_limit, "--away-limit": away_limit}
-    for option, value in {**limits, "--cut-memory": cut_memory, "--metrics-port": metrics_port}.items():
+    arguments += ["--cache", cache or str(folder / "cache")]
+    sizes = {"--cut-memory": cut_memory, "--cache-limit": cache_limit, "--metrics-port": metrics_port}
+    for option, value in {**limits, **sizes}.items():
         arguments += [option, f"{value:g}"]
     arguments += [part for one in device or ("cpu",) for part in ("--device", one)]
     raise typer.Exit(_daemon(run_pnode, arguments))
+
+
+def storage(
+    bind: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "tcp://127.0.0.1:7701",
+    advertise: AdvertiseOption = None,
+    store: Annotated[
+        str, typer.Option(metavar="URL", help="The store it gives: a folder or s3://…; default: store in the home.")
+    ] = "",
+    quota: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NETWORK=]SIZE",
+            help="The most that each network, or the one named, may store: 10g; shared=SIZE for blobs; repeatable.",
+        ),
+    ] = None,
+    truth: Annotated[
+        bool, typer.Option("--truth", help="Also take writes of what orchestrators write: registry, manifests, heads.")
+    ] = False,
+    home: HomeOption = None,
+) -> None:
+    """Give a store to PNodes that reach neither its disk nor S3, in the foreground."""
+    from cli.cluster import store_url
+    from cli.context import home_folder, parse_address
+    from storage.remote.main import run as run_storage
+
+    folder = home_folder(home)
+    address = parse_address(bind) if not bind.endswith(":0") else bind
+    arguments = ["--bind", address, "--store", store_url(store or str(folder / "store")), "--home", str(folder)]
+    arguments += [*_advertised(advertise), *(["--truth"] if truth else [])]
+    arguments += [part for one in quota or () for part in ("--quota", one)]
+    raise typer.Exit(_daemon(run_storage, arguments))
 
 
 def _advertised(addresses: list[str] | None) -> list[str]:

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BEGINS = re.compile(r"^(?:\w+=\S+ )*(dcnr(?:-pnode|-orchestrator)?|python3? -m|python3?|make)(?= |$)")
+BEGINS = re.compile(r"^(?:\w+=\S+ )*(dcnr(?:-pnode|-orchestrator|-storage)?|python3? -m|python3?|make)(?= |$)")
 
 
 def spans(text: str) -> Iterator[str]:
@@ -121,6 +121,10 @@ def options_of(words: list[str]) -> set[str]:
             from orchestrator.main import make_parser as make
 
             return set(make()._option_string_actions)
+        case "dcnr-storage":
+            from storage.remote.main import make_parser as make_storage
+
+            return set(make_storage()._option_string_actions)
         case "make":
             rules = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
             assert not words[1:] or words[1] in rules, f"the Makefile has no {words[1]}"

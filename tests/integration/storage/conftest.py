@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from storage import Store, open_store
+from storage.open import open_ranged_store
+from storage.remote.cache import BlobCache
+from tests.integration.storage.service import serving
 from tests.seaweed import ENVIRONMENT, Seaweed, seaweed_server
 
 BUCKET = "dcnr-tests"
@@ -38,9 +41,15 @@ def s3_url(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> str:
     return seaweed.url(BUCKET, f"t-{uuid.uuid4().hex}")
 
 
-@pytest.fixture(params=["local", "s3", "prefix"])
+@pytest.fixture(params=["local", "s3", "prefix", "remote", "remote-s3", "remote-cached"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    """An empty store: a folder, a prefix in a bucket, a view of a folder."""
+    """An empty store: a folder, a prefix in a bucket, a view of a folder; two of them behind a service."""
+    if request.param.startswith("remote"):
+        on = request.getfixturevalue("s3_url") if request.param == "remote-s3" else str(tmp_path / "store")
+        cache = BlobCache(tmp_path / "cache", 1 << 30) if request.param == "remote-cached" else None
+        async with serving(open_ranged_store(on), tmp_path / "spool") as served, served.client(cache=cache) as opened:
+            yield opened
+        return
     if request.param == "s3":
         opened = open_store(request.getfixturevalue("s3_url"))
     else:

@@ -10,14 +10,18 @@ import asyncio
 import os
 import random
 import uuid
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from storage import CorruptError, PrefixStore, Store, StoreUnavailableError, open_store
+from storage.local import LocalStore
+from storage.remote.cache import BlobCache
 from storage.s3 import open_s3
 from storage.s3_retry import S3Limits
 from tests.integration.storage.breaking_proxy import Exchange, breaking_proxy, canned
+from tests.integration.storage.service import serving
 from tests.seaweed import Seaweed
 from tests.tried import TRIED
 from tests.unit.storage.faulty import Crash, FaultyStore
@@ -27,6 +31,7 @@ from tests.unit.storage.test_every_call import FAULTS
 FULL = bool(os.environ.get("DCNR_FULL"))
 SEED = int(os.environ.get("DCNR_SEED", "1"))
 AT_ONCE = 4
+MB = 1 << 20
 FAST = S3Limits(attempts=3, wait_initial_s=0.01, wait_max_s=0.02, jitter_s=0.01, stall_s=5.0)
 
 
@@ -86,6 +91,45 @@ def flip(exchange: Exchange) -> bytes | None:
     at = exchange.total % len(exchange.reply_body)
     damaged = exchange.reply_body[at] ^ (1 << exchange.total % 8)
     return exchange.reply_head + exchange.reply_body[:at] + bytes([damaged]) + exchange.reply_body[at + 1 :]
+
+
+@pytest.mark.parametrize("fault", KINDS)
+@pytest.mark.parametrize("name", OPERATIONS)
+async def test_the_n_th_call_fails_before_or_behind_a_storage_service(tmp_path: Path, name: str, fault: str) -> None:
+    """Some calls of each operation, drawn: on this side of the service, or of the store that it stands on."""
+    print("seed", SEED)
+    operation = OPERATIONS[name]
+    found = set()
+    for number in range(1, 200, 1 if FULL else 3):
+        chance = random.Random(f"{SEED}/{name}/{number}")
+        kind, behind = chance.choice(KINDS[fault]), chance.random() < 0.5
+        if behind and FAULTS[kind]["crash"]:
+            kind = "error once" if fault == "once" else "error for ever"  # a service that dies: test_remote.py
+        folder = tmp_path / str(number)
+        plain = LocalStore(folder / "store")
+        await operation.before(plain)
+        inner = FaultyStore(plain, fail_at=number if behind else 0, **FAULTS[kind])  # type: ignore[arg-type]
+        inner.probe = plain.probe  # type: ignore[method-assign]
+        async with (
+            serving(inner, folder / "spool") as served,
+            served.client(cache=BlobCache(folder / "c", MB)) as store,
+        ):
+            outer = FaultyStore(store, fail_at=0 if behind else number, **FAULTS[kind])  # type: ignore[arg-type]
+            done = False
+            try:
+                await operation.run(outer)
+                done = True
+            except (Crash, StoreUnavailableError):
+                assert inner.struck or outer.struck
+            struck = inner.struck or outer.struck
+            TRIED[f"{name} (service)"] += struck
+            inner.fail_at = outer.fail_at = 0
+            inner.struck = outer.struck = False
+            found.add(await judge(operation, store, done=done))
+            await finish(operation, store)
+        if not struck:
+            break
+    assert number > 1 or found == {operation.new}
 
 
 REQUEST_FAULTS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from storage import Entry, Store, Stored, StoreUnavailableError
-from storage.store import Buffer
+from storage.store import Buffer, Piece
 
 T = TypeVar("T")
 
@@ -80,6 +80,10 @@ class FaultyStore:
 
     async def get(self, key: str, *, sha256: str | None = None, max_bytes: int = 4 << 30) -> Stored:
         return await self._call("get", key, lambda: self.inner.get(key, sha256=sha256, max_bytes=max_bytes))
+
+    async def get_range(self, key: str, offset: int, size_bytes: int, *, etag: str = "") -> Piece:
+        work = lambda: self.inner.get_range(key, offset, size_bytes, etag=etag)  # type: ignore[attr-defined] # noqa: E731
+        return await self._call("get_range", key, work)
 
     async def get_stream(self, key: str, *, sha256: str | None = None) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._items("get_stream", key, self.inner.get_stream(key, sha256=sha256))) as chunks:

@@ -1,0 +1,171 @@
+"""Carries out what `wire.door` decides about the connections at a ROUTER, and says why handshakes failed.
+
+Connections are libzmq's; they are known here by their descriptors, from its monitor. The number may have come to mean
+something else by the time its event is read, so what is ended is first looked at: only a connection at this very port
+is, and who had just opened it dials again. On Linux, addresses that are shut out are filtered in the kernel, before a
+connection costs anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import ipaddress
+import os
+import socket
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from wire.door import Door
+from wire.handshakes import ACCEPTED, DISCONNECTED, FAILED, LISTENING, SUCCEEDED, Event, Watch, refusal
+
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
+LIFT_S = 1.0
+"""How often it's looked whether a ban has ended."""
+
+_LOAD_WORD, _LOAD_BYTE, _RIGHT_SHIFT, _JUMP, _EQUAL, _RETURN = 0x20, 0x30, 0x74, 0x05, 0x15, 0x06
+_NETWORK = 0xFFF00000  # SKF_NET_OFF, where the IP header begins
+
+
+class Doorkeeper:
+    """The connections at one bound ROUTER. `refused(subject, text)` is for the log."""
+
+    def __init__(self, refused: Callable[[str, str], None], door: Door | None = None) -> None:
+        self.door = door or Door()
+        self._refused = refused
+        self._watch: Watch | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener: socket.socket | None = None
+        self._port = 0
+        self._banned: tuple[str, ...] = ()
+        self._lift: asyncio.TimerHandle | None = None
+        self._why = ""
+
+    def open(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        router: zmq.Socket[bytes],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Before the ROUTER is bound."""
+        self._loop = loop
+        events = LISTENING | ACCEPTED | DISCONNECTED | FAILED | SUCCEEDED
+        self._watch = Watch(context, router, events, self._heard, loop)
+
+    def close(self) -> None:
+        """Before the ROUTER is closed."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        if self._lift is not None:
+            self._lift.cancel()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def spoke(self, identity: zmq.Frame) -> None:
+        """A packet of an admitted key has come."""
+        if self.door.strangers:
+            with contextlib.suppress(zmq.ZMQError, TypeError):
+                self.door.spoke(int(identity.get(zmq.SRCFD)))
+
+    def hang_up(self, descriptor: int) -> None:
+        """End a connection, if it is one at this port."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.getsockname()[1] == self._port:
+                connection.shutdown(socket.SHUT_RDWR)
+
+    # ------------------------------------------------------------ events
+
+    def _heard(self, event: Event) -> None:
+        assert self._loop is not None
+        match event.kind:
+            case zmq.EVENT_LISTENING:
+                with contextlib.suppress(OSError):
+                    self._listener = socket.socket(fileno=os.dup(event.value))
+                    self._port = self._listener.getsockname()[1]
+            case zmq.EVENT_ACCEPTED:
+                self._accepted(event.value, self._loop.time())
+            case zmq.EVENT_DISCONNECTED:
+                address, why = self.door.closed(event.value), self._why
+                self._why = ""
+                if why:
+                    self._refused(f"{address} {why}", f"refused a connection from {address or 'an address'}: {why}")
+            case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._why = ""
+            case _:
+                self._why = refusal(event)  # the same thread's next event tells which connection it was
+
+    def _accepted(self, descriptor: int, now: float) -> None:
+        address = ""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.getsockname()[1] == self._port:
+                address = str(connection.getpeername()[0])
+        if not address:
+            return  # it has gone already
+        for unwanted in self.door.accepted(descriptor, address, now):
+            self.hang_up(unwanted)
+            self._refused(f"door {address}", f"ended connections from {address}: too many, or too fast, without a key")
+        self._shut_out(now)
+
+    def _shut_out(self, now: float) -> None:
+        banned = self.door.banned(now)
+        if banned == self._banned or self._listener is None or self._loop is None:
+            return
+        self._banned = banned
+        filter_addresses(self._listener, banned)
+        if self._lift is not None:
+            self._lift.cancel()
+        self._lift = self._loop.call_later(LIFT_S, self._look_again) if banned else None
+
+    def _look_again(self) -> None:
+        assert self._loop is not None
+        self._lift = None
+        before = self._banned
+        self._shut_out(self._loop.time())
+        if self._banned == before:
+            self._lift = self._loop.call_later(LIFT_S, self._look_again)
+
+
+def filter_addresses(listener: socket.socket, addresses: Sequence[str]) -> bool:
+    """Let the kernel drop what these addresses send to a listening socket. False where it can't."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        if not addresses:
+            listener.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+            return True
+        code = program(addresses)
+        held = ctypes.create_string_buffer(code, len(code))
+        fprog = struct.pack("HL", len(code) // 8, ctypes.addressof(held))
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, fprog)
+    except OSError:
+        return False
+    return True
+
+
+def program(addresses: Sequence[str]) -> bytes:
+    """A classic BPF program that drops packets from these addresses and takes all others (linux/filter.h)."""
+    found: list[Any] = [ipaddress.ip_address(address.partition("%")[0]) for address in addresses]
+    found = [getattr(address, "ipv4_mapped", None) or address for address in found]
+    fours = [int(address) for address in found if address.version == 4]
+    sixes = [int(address) for address in found if address.version == 6]
+    four = [(_LOAD_WORD, 0, 0, _NETWORK + 12)]
+    for value in fours:
+        four += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, 0)]
+    four.append((_RETURN, 0, 0, 0xFFFFFFFF))
+    six: list[tuple[int, int, int, int]] = []
+    for value in sixes:
+        for word in range(4):
+            rest = 2 * (3 - word) + 1  # to the instruction behind this address
+            six += [(_LOAD_WORD, 0, 0, _NETWORK + 8 + 4 * word),
+                    (_EQUAL, 0, rest, value >> (96 - 32 * word) & 0xFFFFFFFF)]  # fmt: skip
+        six.append((_RETURN, 0, 0, 0))
+    six.append((_RETURN, 0, 0, 0xFFFFFFFF))
+    head = [(_LOAD_BYTE, 0, 0, _NETWORK), (_RIGHT_SHIFT, 0, 0, 4), (_EQUAL, 0, 1, 4), (_JUMP, 0, 0, len(six))]
+    return b"".join(struct.pack("HBBI", *step) for step in (*head, *six, *four))

@@ -1,32 +1,39 @@
 """Connections that nobody has proved anything on yet: how many there may be, and how fast they may come. Pure.
 
-libzmq takes in what a stranger sends until the handshake ends, at most a packet's size in a buffer; so the number of
-such connections is what bounds the memory that strangers can take. And each handshake costs the I/O thread the work of
-some scalar multiplications, which the others then wait for. Rules:
+libzmq takes in what a stranger sends until the handshake ends, up to a packet's size in a buffer; and each handshake
+costs the I/O thread the work of some scalar multiplications, which the others then wait for. Rules:
 
-- A connection is a stranger's until its first packet was taken, or until it is `SETTLED_S` old: libzmq has ended it by
-  then, unless its handshake succeeded.
-- Beyond `strangers` of them, those of the address that has most are ended, the oldest first.
+- A connection is a stranger's until this side has sent it what ends a handshake: `look` tells how much went each way.
+- One that has sent more than `HANDSHAKE_BYTES` and is still a stranger is no handshake: it is ended.
+- Beyond `strangers` of them, those of the address that has most are ended, the newest first.
 - An address that opens more than `rate` connections per second (after a burst of `burst`) is shut out for `BAN_S`.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
-SETTLED_S = 12.0
+HANDSHAKE_BYTES = 4096
+"""A handshake takes a greeting of 64, HELLO of 202 and INITIATE of some 400 bytes."""
+PROVED_BYTES = 64 + 170 + 40
+"""Greeting and WELCOME go to everybody; only READY, 60 bytes and more, makes it more than this."""
+SWEEP_S = 0.05
 BAN_S = 10.0
 ADDRESSES = 4096
 BANNED = 64
 """Addresses that are shut out at a time; the filter in the kernel is a list that each first packet is compared with."""
+
+Look = Callable[[int], tuple[int, int] | None]
+"""Bytes received and sent on a connection; None if it's no connection any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Doorway:
     """Limits of connections that have not shown an admitted key."""
 
-    strangers: int = 24
+    strangers: int = 256
     rate: float = 50.0  # per address and second …
     burst: float = 300.0  # … after so many at once: a hundred peers with three lanes behind one address
 
@@ -36,34 +43,39 @@ class Door:
 
     def __init__(self, limits: Doorway | None = None) -> None:
         self.limits = limits or Doorway()
-        self.ended = 0
-        self.strangers: OrderedDict[int, tuple[str, float]] = OrderedDict()
-        """By descriptor: address, and since when."""
+        self.strangers: dict[int, str] = {}
+        """Descriptor to address, oldest first."""
         self._tokens: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address: left of its burst, at
         self._banned: OrderedDict[str, float] = OrderedDict()  # until
 
-    def accepted(self, descriptor: int, address: str, now: float) -> list[int]:
+    def accepted(self, descriptor: int, address: str, now: float, look: Look) -> list[int]:
         """A connection was accepted; the connections to end."""
-        self._settle(now)
         self.strangers.pop(descriptor, None)
         if self._over_rate(address, now):
-            self.ended += 1
             return [descriptor]
-        self.strangers[descriptor] = (address, now)
-        ended = []
+        self.strangers[descriptor] = address
+        if len(self.strangers) <= self.limits.strangers:
+            return []
+        ended = self.sweep(look)
         while len(self.strangers) > self.limits.strangers:
             ended.append(self._one_too_many())
-        self.ended += len(ended)
         return ended
 
-    def spoke(self, descriptor: int) -> None:
-        """A packet of an admitted key came by this connection."""
-        self.strangers.pop(descriptor, None)
-
     def closed(self, descriptor: int) -> str:
-        """A connection has ended; the address it came from, "" if that's not known any more."""
-        found = self.strangers.pop(descriptor, None)
-        return found[0] if found is not None else ""
+        """A connection has ended; the address of a stranger, "" if it was none."""
+        return self.strangers.pop(descriptor, "")
+
+    def sweep(self, look: Look) -> list[int]:
+        """Look at all strangers; the connections to end."""
+        ended = []
+        for descriptor in list(self.strangers):
+            found = look(descriptor)
+            if found is None or found[1] > PROVED_BYTES:
+                del self.strangers[descriptor]
+            elif found[0] > HANDSHAKE_BYTES:
+                del self.strangers[descriptor]
+                ended.append(descriptor)
+        return ended
 
     def banned(self, now: float) -> tuple[str, ...]:
         """Addresses that are shut out now."""
@@ -88,17 +100,7 @@ class Door:
         return True
 
     def _one_too_many(self) -> int:
-        counts: dict[str, int] = {}
-        for address, _ in self.strangers.values():
-            counts[address] = counts.get(address, 0) + 1
-        most = max(counts, key=lambda address: counts[address])
-        descriptor = next(number for number, (address, _) in self.strangers.items() if address == most)
+        [(most, _)] = Counter(self.strangers.values()).most_common(1)
+        descriptor = next(number for number, address in reversed(self.strangers.items()) if address == most)
         del self.strangers[descriptor]
         return descriptor
-
-    def _settle(self, now: float) -> None:
-        while self.strangers:
-            descriptor, (_, since) = next(iter(self.strangers.items()))
-            if now - since < SETTLED_S:
-                return
-            del self.strangers[descriptor]

@@ -3,7 +3,7 @@
 Connections are libzmq's; they are known here by their descriptors, from its monitor. The number may have come to mean
 something else by the time its event is read, so what is ended is first looked at: only a connection at this very port
 is, and who had just opened it dials again. On Linux, addresses that are shut out are filtered in the kernel, before a
-connection costs anything.
+connection costs anything; elsewhere each of their connections is ended when it was accepted.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from typing import Any
 
 import zmq
 
-from wire.door import Door
+from wire.door import SWEEP_S, Door, Doorway
 from wire.handshakes import ACCEPTED, DISCONNECTED, FAILED, LISTENING, SUCCEEDED, Event, Watch, refusal
 
 SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 LIFT_S = 1.0
 """How often it's looked whether a ban has ended."""
+
+COUNTS = sys.platform.startswith("linux")
+"""Whether the system tells how much went each way on a connection; else only the rate is limited."""
 
 _LOAD_WORD, _LOAD_BYTE, _RIGHT_SHIFT, _JUMP, _EQUAL, _RETURN = 0x20, 0x30, 0x74, 0x05, 0x15, 0x06
 _NETWORK = 0xFFF00000  # SKF_NET_OFF, where the IP header begins
@@ -36,7 +39,7 @@ class Doorkeeper:
     """The connections at one bound ROUTER. `refused(subject, text)` is for the log."""
 
     def __init__(self, refused: Callable[[str, str], None], door: Door | None = None) -> None:
-        self.door = door or Door()
+        self.door = door or Door(Doorway() if COUNTS else Doorway(strangers=1 << 20))
         self._refused = refused
         self._watch: Watch | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -45,6 +48,7 @@ class Doorkeeper:
         self._banned: tuple[str, ...] = ()
         self._lift: asyncio.TimerHandle | None = None
         self._why = ""
+        self._sweep: asyncio.TimerHandle | None = None
 
     def open(
         self,
@@ -62,17 +66,12 @@ class Doorkeeper:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
-        if self._lift is not None:
-            self._lift.cancel()
+        for timer in (self._lift, self._sweep):
+            if timer is not None:
+                timer.cancel()
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-
-    def spoke(self, identity: zmq.Frame) -> None:
-        """A packet of an admitted key has come."""
-        if self.door.strangers:
-            with contextlib.suppress(zmq.ZMQError, TypeError):
-                self.door.spoke(int(identity.get(zmq.SRCFD)))
 
     def hang_up(self, descriptor: int) -> None:
         """End a connection, if it is one at this port."""
@@ -108,10 +107,31 @@ class Doorkeeper:
                 address = str(connection.getpeername()[0])
         if not address:
             return  # it has gone already
-        for unwanted in self.door.accepted(descriptor, address, now):
-            self.hang_up(unwanted)
-            self._refused(f"door {address}", f"ended connections from {address}: too many, or too fast, without a key")
+        self._end(self.door.accepted(descriptor, address, now, self._look), "too many, or too fast, without a key")
         self._shut_out(now)
+        if self._sweep is None and self.door.strangers and COUNTS:
+            self._sweep = self._loop.call_later(SWEEP_S, self._sweeps) if self._loop is not None else None
+
+    def _sweeps(self) -> None:
+        self._sweep = None
+        self._end(self.door.sweep(self._look), "more than a handshake, without a key")
+        if self.door.strangers and self._loop is not None:
+            self._sweep = self._loop.call_later(SWEEP_S, self._sweeps)
+
+    def _end(self, descriptors: Sequence[int], why: str) -> None:
+        for descriptor in descriptors:
+            self.hang_up(descriptor)
+        if descriptors:
+            self._refused(f"door {why}", f"ended connections: {why}")
+
+    def _look(self, descriptor: int) -> tuple[int, int] | None:
+        """Bytes received and sent (as far as acknowledged) on a connection at this port."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.getsockname()[1] == self._port:
+                found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+                acked, received = struct.unpack_from("QQ", found, 120)
+                return received, acked
+        return None
 
     def _shut_out(self, now: float) -> None:
         banned = self.door.banned(now)

@@ -138,7 +138,6 @@ class Guard:
             return None
         entry = self.admission.find(key, self._wall())
         if entry is not None and entry.id == source.id:
-            self.keeper.spoke(identity)
             return source
         why = self.admission.refusal(key, source.id, self._wall())
         self.refused(f"{key} {source.id}", f"refused packets as {source.id} with key {fingerprint(key)}: {why}")

@@ -30,8 +30,7 @@ from wire.handshakes import FAILED, SUCCEEDED, Event, Watch, trouble
 from wire.ids import Boot
 from wire.keys import KeyPair
 from wire.limits import DRAIN_BYTES, DRAIN_MESSAGES, LIMITS, LINGER_MS, Limits
-from wire.messages import BACKWARD, CONTROL, FORWARD, LANES, PeerRef
-from wire.packets import Kind
+from wire.messages import CONTROL, LANES, PeerRef
 from wire.sockets import (
     Inlet,
     Monitor,
@@ -248,19 +247,16 @@ class ZmqBus(Driver):
         self._packets_out += 1
         self._bytes_out += sum(map(len, packet.parts))
         if packet.route.address:
-            self._dial(packet, packet.lane)
-            if packet.kind == Kind.HELLO and self._router is None and self._guard is not None:
-                for lane in (BACKWARD, FORWARD):  # until a connection has said something, it's taken for a stranger's
-                    self._dial(packet, lane)
+            self._dial(packet)
         elif self._router is not None:
             self._reply(packet)
 
-    def _dial(self, packet: Transmit, lane: int) -> None:
+    def _dial(self, packet: Transmit) -> None:
         _, _, address, key = packet.route
-        dealer = self._dealers.get((address, key, lane))
+        dealer = self._dealers.get((address, key, packet.lane))
         if dealer is None:
             try:
-                dealer = self._open_dealers(address, key, lane)
+                dealer = self._open_dealers(address, key, packet.lane)
             except zmq.ZMQError:  # an address that makes no sense to libzmq, or no descriptors left
                 self._unroutable += 1
                 return

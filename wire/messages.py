@@ -809,6 +809,25 @@ class MemberInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grants: str  # of an invitation: what the joiner becomes
 
 
+class RelayOpen(Message, tag="relay_open", frozen=True):
+    """Asks a PNode that can be dialled to join two that can't: one stream from the sender to `to`."""
+
+    request_id: str
+    to: str
+
+
+class RelayTicket(Message, tag="relay_ticket", frozen=True):
+    """Answer to RelayOpen; with an empty request id, what the other end gets: where to dial, and what to say there.
+
+    `peer`: who is at the other end. The ticket is good for one connection, within 30 s.
+    """
+
+    request_id: str
+    peer: str
+    address: str
+    ticket: str
+
+
 class ListMembers(Message, tag="list_members", frozen=True):
     """Body: list[MemberInfo]."""
 

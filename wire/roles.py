@@ -25,6 +25,7 @@ _OF_PNODE: tuple[type[Message], ...] = (
     *(m.Progress, m.PartsSaved, m.RunHeld, m.RunFailed),
     *(m.Hop, m.TieGradient, m.TieVersion, m.GradientReport, m.Verdict),
     *(m.InferHop, m.InferOutput, m.InferFailed),
+    *(m.RelayOpen, m.RelayTicket),
 )
 
 _OF_CLIENT: tuple[type[Message], ...] = (

@@ -50,7 +50,7 @@ ROUTER_AGAIN_S, ROUTER_AGAIN_MAX_S = 0.002, 0.1
 IDENTITIES = 8192
 
 
-REDIAL_S, REDIAL_MAX_S = 2.0, 16.0
+REDIAL_S, REDIAL_MAX_S = 5.0, 20.0
 """A DEALER that has been without a connection for so long while packets wait is opened anew."""
 
 
@@ -84,7 +84,8 @@ class ZmqBus(Driver):
 
     `bind`: where to listen, such as `tcp://127.0.0.1:0` (any free port) or `tcp://[::1]:7700`; None for a process that
     only dials. `advertise`: the addresses that others should dial, if not the bound one. `keys` and `admission`: CURVE
-    on every connection, and who is let in; without them it binds to loopback only.
+    on every connection, and who is let in; without them it binds to loopback only. `reachable` False: what it binds
+    to is for relayed connections only (`wire.splice`), and nobody is told of it.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class ZmqBus(Driver):
         limits: Limits = LIMITS,
         keys: KeyPair | None = None,
         admission: Admission | None = None,
+        reachable: bool = True,
     ) -> None:
         super().__init__(peer_id, boot=boot, limits=limits)
         if (keys is None) != (admission is None):
@@ -109,6 +111,9 @@ class ZmqBus(Driver):
         self._redial_timer: asyncio.TimerHandle | None = None
         self._redial_s = REDIAL_S
         self._bind = bind
+        self._receives = bind is None or not reachable  # on the DEALERs that it opens
+        self.inner = ""
+        """Where it is bound."""
         self._advertise = list(advertise)
         self._pid = os.getpid()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -181,8 +186,11 @@ class ZmqBus(Driver):
         self._router_inlet = Inlet(router)
         self._router_fd = int(router.getsockopt(zmq.FD))
         bound = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self.inner = bound
         for address in self._advertise:
             check_address(address)
+        if self._receives:
+            return []
         return self._advertise or [_dialable(bound)]
 
     async def close(self) -> None:
@@ -266,19 +274,19 @@ class ZmqBus(Driver):
                 self._redial_later()
             if not dealer.watched:
                 self._watch(dealer)
-        elif self._router is None:
+        elif self._receives:
             self._running_loop.call_soon(self._dealer_ready, dealer)
 
     def _open_dealers(self, address: str, key: str, lane: int) -> _Dealer:
         """Dial for one lane; for all, if that is also how this process receives."""
-        for needed in LANES if self._router is None else (lane,):
+        for needed in LANES if self._receives else (lane,):
             if (address, key, needed) not in self._dealers:
                 self._open_dealer(address, key, needed)
         return self._dealers[(address, key, lane)]
 
     def _open_dealer(self, address: str, key: str, lane: int) -> None:
         assert self._context is not None
-        receives = self._router is None
+        receives = self._receives
         number = self._dealer_numbers.get(address)
         if number is None:
             # Who knows an identity could take its place at a ROUTER, so with keys it's no number that others can guess.
@@ -364,7 +372,7 @@ class ZmqBus(Driver):
         events = int(dealer.socket.getsockopt(zmq.EVENTS))
         if dealer.outlet.waiting and events & zmq.POLLOUT and dealer.outlet.push():
             dealer.blocked_at = None
-        if self._router is None:
+        if self._receives:
             if self._drain(dealer.inlet, dealer):
                 self._running_loop.call_soon(self._dealer_ready, dealer)
         elif not dealer.outlet.waiting and dealer.watched:
@@ -594,10 +602,10 @@ def _dialable(bound: str) -> str:
         wildcard = bare in ("*", "")
     if not wildcard:
         return bound
-    return f"tcp://{_own_address()}:{port}"
+    return f"tcp://{own_address()}:{port}"
 
 
-def _own_address() -> str:
+def own_address() -> str:
     """The address this machine uses towards others (no packet is sent), or loopback."""
     with sockets_of_the_system.socket(sockets_of_the_system.AF_INET, sockets_of_the_system.SOCK_DGRAM) as probe:
         try:

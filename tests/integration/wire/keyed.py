@@ -18,12 +18,18 @@ class Keyed:
     """A bus with a key of its own that keeps what comes."""
 
     def __init__(
-        self, name: str, role: str = PNODE, *, bind: str | None = "tcp://127.0.0.1:0", pair: KeyPair | None = None
+        self,
+        name: str,
+        role: str = PNODE,
+        *,
+        bind: str | None = "tcp://127.0.0.1:0",
+        pair: KeyPair | None = None,
+        reachable: bool = True,
     ) -> None:
         self.pair = pair or KeyPair.new()
         self.entry = Admitted(self.pair.public, name, role)
         self.admission = Admission()
-        self.bus = ZmqBus(name, bind=bind, keys=self.pair, admission=self.admission)
+        self.bus = ZmqBus(name, bind=bind, keys=self.pair, admission=self.admission, reachable=reachable)
         self.got: list[tuple[PeerRef, Message, list[bytes]]] = []
         self.lost: list[tuple[PeerRef, str]] = []
         self.bus.on_message(self._took)

@@ -16,8 +16,10 @@ import pytest_asyncio
 import zmq
 
 from tests.integration.wire.peers import digest, echo_process, hop, start_echo
+from wire.admission import Admission
 from wire.errors import MisuseError, UnreachableError
 from wire.ids import new_request_id
+from wire.keys import KeyPair
 from wire.limits import LIMITS
 from wire.messages import BACKWARD, FORWARD, AskCluster, Hop, InferOutput, ListPNodes, Message, Ok, PeerRef, TensorMeta
 from wire.zmq_bus import BindError, ZmqBus
@@ -401,11 +403,12 @@ async def test_an_address_in_use_is_one_clear_line(client):
 
 
 async def test_the_wildcard_is_advertised_as_an_address_that_can_be_dialled():
-    bus = ZmqBus("wild", bind="tcp://0.0.0.0:0")
+    open_to_all = {"keys": KeyPair.new(), "admission": Admission()}
+    bus = ZmqBus("wild", bind="tcp://0.0.0.0:0", **open_to_all)
     await bus.start()
     assert "0.0.0.0" not in bus.me.addresses[0]
     await bus.close()
-    bus = ZmqBus("wild", bind="tcp://0.0.0.0:0", advertise=["tcp://example.org:7700"])
+    bus = ZmqBus("wild", bind="tcp://0.0.0.0:0", advertise=["tcp://example.org:7700"], **open_to_all)
     await bus.start()
     assert bus.me.addresses == ["tcp://example.org:7700"]
     await bus.close()

@@ -26,8 +26,9 @@ from storage.terms import read_term
 from wire.directory import check_address
 from wire.errors import DCNRError, UnreachableError
 from wire.ids import new_request_id
-from wire.messages import Goodbye, Heartbeat, HeartbeatAck, PeerRef, Profile, Refused, Register, Registered
+from wire.messages import Admitted, Goodbye, Heartbeat, HeartbeatAck, PeerRef, Profile, Refused, Register, Registered
 from wire.requests import RefusedError
+from wire.roles import ORCHESTRATOR
 
 REGISTER_S = 5.0
 BACK_OFF_S, MAX_BACK_OFF_S = 0.25, 10.0
@@ -50,7 +51,7 @@ class Membership:
     """See the module. `store`: fixed by an option, "" for the orchestrator's."""
 
     def __init__(
-        self, hub: Hub, member: Member, address: str, store: str, open_store: Callable[[str], Store],
+        self, hub: Hub, member: Member, store: str, open_store: Callable[[str], Store],
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:  # fmt: skip
         self.standing = Standing(hub.clock())
@@ -62,7 +63,7 @@ class Membership:
         self._log = log
         self._away = asyncio.Event()
         self._away.set()
-        self._told = PeerRef("", 0, [address])  # by an option
+        self._told = hub.orchestrator  # by an option or a token
         self._candidates = [self._told]
         self._file = memory_file(hub.home, hub.name)
         self._remembered: Remembered | None = None
@@ -188,7 +189,11 @@ class Membership:
         except (DCNRError, TimeoutError) as error:
             self._log.info("no term to be read", error=str(error))
             return
-        found = PeerRef("", 0, record.addresses)
+        if self._hub.admission is not None:
+            if not record.key:
+                return  # without keys it's none that this PNode talks to
+            self._hub.admission.pin(Admitted(record.key, ORCHESTRATOR, ORCHESTRATOR))
+        found = PeerRef("", 0, record.addresses, record.key)
         if found not in self._candidates:
             self._log.warning("the store names another orchestrator", term=record.term, addresses=record.addresses)
             self._candidates = [found, self._told]

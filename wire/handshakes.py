@@ -103,4 +103,4 @@ def refusal(event: Event) -> str:
             case zmq.PROTOCOL_ERROR_ZMTP_INVALID_SEQUENCE:
                 return "it repeats a message of its own"
         return f"its bytes are no handshake (ZMTP error {event.value:#x})"
-    return "it hung up, fell silent or sent no handshake"
+    return ""  # it hung up or fell silent: port scanners do, and who only looks whether the port is open

@@ -145,7 +145,7 @@ class ZmqBus(Driver):
         self._usable()
         if self._endpoint is not None:
             return
-        if self._guard is None and self._bind is not None and not _is_loopback(self._bind):
+        if self._guard is None and self._bind is not None and not is_loopback(self._bind):
             raise OpenBindError(
                 f"{self._bind} is open to other machines, and there are no keys",
                 hint="dcnr keys makes them; or bind to tcp://127.0.0.1:PORT",
@@ -293,7 +293,7 @@ class ZmqBus(Driver):
             number = len(self._dealer_numbers) if self._guard is None else secrets.randbits(64)
             self._dealer_numbers[address] = number
         identity = _identity(self._id, self._boot, lane, f"{number:x}")
-        socket = new_dealer(self._context, identity, lane, receives=receives, loopback=_is_loopback(address))
+        socket = new_dealer(self._context, identity, lane, receives=receives, loopback=is_loopback(address))
         watch: Watch | None = None
         try:
             if self._guard is not None:
@@ -585,7 +585,8 @@ def _keyed(identity: bytes, key: str) -> Source | None:
     return source._replace(key=key) if source is not None and source.boot else None
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches it."""
     host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback

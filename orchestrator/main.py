@@ -112,6 +112,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
         keys, clients = _keys(home, make=arguments.keys) if keyed else (None, [])
         admission = Admission() if keys is not None else None
         bus = ZmqBus(NAME, bind=arguments.bind, advertise=arguments.advertise, keys=keys, admission=admission)
+        bus.on_refusal(lambda text: log.warning("refused", text=text))
         service = Service(
             bus, store, home, log, lease_s=arguments.lease, recover_s=arguments.recover_limit, version=version("dcnr")
         )

@@ -206,13 +206,14 @@ async def _serve(arguments: argparse.Namespace) -> int:
         options.name, bind=None if arguments.dial_only else bind, advertise=arguments.advertise, keys=keys,
         admission=options.admission,
     )  # fmt: skip
+    bus.on_refusal(lambda text: log.warning("refused", text=text))
     daemon = Daemon(options, bus, log)
     if arguments.metrics_port:
         from pnode.metrics import serve
 
         serve(daemon, arguments.metrics_port)
     _watch_signals(daemon)
-    log.info("starting", pid=os.getpid(), orchestrator=options.orchestrator, threads=options.threads)
+    log.info("starting", pid=os.getpid(), orchestrator=daemon.hub.orchestrator.addresses, threads=options.threads)
     await daemon.run()
     log.info("ended")
     return 0

@@ -46,6 +46,8 @@ class Guard:
         self._zap_fd = -1
         self._inlet: Inlet | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.tell: Callable[[str], None] = lambda line: _log.warning("%s", line)
+        """Where a line about refusals goes."""
         self.known: dict[tuple[bytes, str], Source] = {}
         """Sources by identity and key, kept by the bus."""
 
@@ -171,7 +173,7 @@ class Guard:
         """Count a refusal, and log it if it is time."""
         line = self.refusals.line(subject, text, self._wall())
         if line:
-            _log.warning("%s", line)
+            self.tell(line)
 
 
 def _user(identity: zmq.Frame) -> str:

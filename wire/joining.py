@@ -110,6 +110,4 @@ async def _knock(token: Token, name: str, public: str, limit_s: float) -> Acquai
         await bus.close()
     if not isinstance(answer, Joined):
         raise RemoteError(f"the orchestrator answered {type(answer).__name__} to Join")
-    return Acquaintance(
-        checked_id(answer.id), answer.role, token.orchestrator, list(token.addresses), token.server_key
-    )
+    return Acquaintance(checked_id(answer.id), answer.role, token.orchestrator, list(token.addresses), token.server_key)

@@ -13,7 +13,7 @@ import ipaddress
 import os
 import secrets
 import socket as sockets_of_the_system
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -298,9 +298,9 @@ class ZmqBus(Driver):
         try:
             if self._guard is not None:
                 self._guard.arm_dealer(socket, key)
-                if lane == CONTROL:
-                    heard = partial(self._shaken, (address, key, lane))
-                    watch = Watch(self._context, socket, FAILED | SUCCEEDED, heard, self._running_loop)
+            if lane == CONTROL and (self._guard is not None or receives):
+                heard = partial(self._shaken, (address, key, lane))
+                watch = Watch(self._context, socket, FAILED | SUCCEEDED, heard, self._running_loop)
             socket.connect(address)
         except zmq.ZMQError:
             if watch is not None:
@@ -512,6 +512,11 @@ class ZmqBus(Driver):
             guard.known[(identity.bytes, source.key)] = source
             self._know(source, _parsed(identity.bytes)[1])
         return source
+
+    def on_refusal(self, tell: Callable[[str], None]) -> None:
+        """Set who writes the lines about what was refused; else they go to the logger `dcnr.wire`."""
+        if self._guard is not None:
+            self._guard.tell = tell
 
     def _expel(self) -> None:
         """The allow-list has changed: links to those who are no longer on it end now."""

@@ -40,6 +40,7 @@ from wire.refusals import STALE_EPOCH, SUPERSEDED
 
 REMEMBERED = 1000
 FETCH_AWAY_S = 20.0
+MEET_S = 15.0
 """A store that is away for so long while a session is prepared: the orchestrator is told, and tries again."""
 
 
@@ -139,6 +140,7 @@ class Deployments:
             deployment = read_deployment(message, frames)
             seat.start_step = deployment.start_step
             compute, device = self._computing.least_used([session.compute for session in self.sessions.values()])
+            await self._meet(deployment)
             session = await deploy(
                 hub, deployment, fetch, seat.memory, epoch=message.epoch, replica=message.replica, compute=compute,
                 device=device,
@@ -164,6 +166,16 @@ class Deployments:
             seconds=round(hub.clock() - seat.since, 3),
         )  # fmt: skip
         self._answer(seat, Ok)
+
+    async def _meet(self, deployment: Deployment) -> None:
+        """Where nobody can dial this PNode, it dials the others now: they answer on its connections."""
+        bus = self._hub.bus
+        if bus.me.addresses:
+            return
+        async with asyncio.TaskGroup() as group:
+            for pnode, peer in deployment.peers.items():
+                if pnode != self._hub.name and peer.addresses:
+                    group.create_task(bus.meet(peer, timeout_s=MEET_S))
 
     # ------------------------------------------------------------------------------------ running
 

@@ -28,6 +28,7 @@ from wire.messages import Message, Ok, PeerRef, Refused
 from wire.requests import AnswerMemory, RefusedError, Standing, is_exchange, request_id_of
 from wire.roles import may_send
 
+MEET_S = 0.02
 TICK_S = 0.005
 """Timers closer together than this fire together."""
 
@@ -207,6 +208,22 @@ class Driver(ABC):
                         break
             if question.lost:
                 await asyncio.sleep(self._limits.hello_s)
+
+    async def meet(self, to: PeerRef, *, timeout_s: float) -> None:
+        """Make the link to a peer stand; see `wire.bus.Bus.meet`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    self._usable()
+                    stands = self._links.greet(to, self._now(), self._out)
+                    self._settle(later=True)
+                    if stands:
+                        return
+                    await asyncio.sleep(MEET_S)
+        except TimeoutError:
+            trouble = self._trouble(to)
+            text = f"{_named(to)} did not answer within {timeout_s:g} s" + (f": {trouble}" if trouble else "")
+            raise UnreachableError(text, hint="is it running, and reachable from here?") from None
 
     def queued_bytes(self, to: PeerRef) -> int:
         """Bytes sent to this peer that it has not acknowledged."""

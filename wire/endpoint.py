@@ -105,6 +105,17 @@ class Endpoint:
             out.append(peer.hello(now))
         self._time(peer, now)
 
+    def greet(self, to: PeerRef, now: float, out: list[Command]) -> bool:
+        """Make a link, with nothing to send yet; whether it stands. Raises `MisuseError`."""
+        peer = self._directory.find(to, now, out)
+        if peer is None:
+            return False
+        if peer.state is State.GREETING and peer.greeting_since is None:
+            peer.greeting_since = now
+            out.append(peer.hello(now))
+            self._time(peer, now)
+        return peer.state is State.UP
+
     def queued_bytes(self, to: PeerRef) -> int:
         """Bytes sent to this peer that it has not acknowledged."""
         peer = self._directory.known(to)

@@ -59,14 +59,13 @@ async def test_an_address_that_is_shut_out_leaves_connections_alone_that_stand()
         a.bus.send(b.anyone, hop(1))
         await until(lambda: b.got)
         port = int(b.bus.me.addresses[0].rpartition(":")[2])
-        for _ in range(25):  # from the same address as a
-            with socket.socket() as stranger:
-                stranger.settimeout(1)
-                try:
-                    await asyncio.to_thread(stranger.connect, ("127.0.0.1", port))
-                except OSError:
-                    break
-            await asyncio.sleep(0.01)
+        strangers = [socket.socket() for _ in range(25)]  # from the same address as a
+        for stranger in strangers:
+            stranger.settimeout(1)
+            try:
+                await asyncio.to_thread(stranger.connect, ("127.0.0.1", port))
+            except OSError:
+                break
         await until(lambda: b.bus._guard.keeper._banned == ("127.0.0.1",))
         assert not await asyncio.to_thread(reaches, "127.0.0.1", port, "127.0.0.1")
         assert await asyncio.to_thread(reaches, "127.0.0.1", port, "127.0.0.77")
@@ -75,3 +74,5 @@ async def test_an_address_that_is_shut_out_leaves_connections_alone_that_stand()
         b.bus._guard.keeper.door._banned.clear()
         b.bus._guard.keeper._look_again()
         assert await asyncio.to_thread(reaches, "127.0.0.1", port, "127.0.0.1")
+        for stranger in strangers:
+            stranger.close()

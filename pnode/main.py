@@ -113,10 +113,12 @@ def _begin_anew(given: list[str]) -> NoReturn:
 def _home(arguments: argparse.Namespace) -> Path:
     import platformdirs
 
+    from pnode.home import make_home
+
     given: Path | None = arguments.home
     if given is None:
         given = Path(os.environ.get("DCNR_HOME") or platformdirs.user_data_path("dcnr")) / "pnodes" / arguments.name
-    given.mkdir(parents=True, exist_ok=True)
+    make_home(given)
     return given
 
 
@@ -155,7 +157,6 @@ def _options(arguments: argparse.Namespace) -> Options:
     from importlib.metadata import version
 
     from pnode.daemon import Options
-    from pnode.home import make_home
     from pnode.hub import Bounds
     from pnode.limits import check_order
     from pnode.measure import default_threads

@@ -41,6 +41,8 @@ class Doorkeeper:
     def __init__(self, refused: Callable[[str, str], None], door: Door | None = None) -> None:
         self.door = door or Door(Doorway() if COUNTS else Doorway(strangers=1 << 20))
         self._refused = refused
+        self.closed: Callable[[int], None] = lambda descriptor: None
+        """Told of each connection that has ended."""
         self._watch: Watch | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: socket.socket | None = None
@@ -91,6 +93,7 @@ class Doorkeeper:
             case zmq.EVENT_ACCEPTED:
                 self._accepted(event.value, self._loop.time())
             case zmq.EVENT_DISCONNECTED:
+                self.closed(event.value)
                 address, why = self.door.closed(event.value), self._why
                 self._why = ""
                 if why:

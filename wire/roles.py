@@ -15,7 +15,7 @@ _ANSWERS: tuple[type[Message], ...] = (m.Ok, m.Refused)
 
 _OF_ORCHESTRATOR: tuple[type[Message], ...] = (
     *_ANSWERS,
-    *(m.Registered, m.HeartbeatAck, m.Joined, m.Members),
+    *(m.Registered, m.HeartbeatAck, m.ReportNow, m.Joined, m.Members),
     *(m.Prepare, m.StartRun, m.HoldRun, m.Release, m.InspectRun, m.Committed),
 )
 

@@ -166,9 +166,12 @@ class ZmqBus(Driver):
         if self._admission is not None:
             self._admission.watch(self._expel)
         if self._router is not None:
-            self._monitor = Monitor(self._router)
-            self._running_loop.add_reader(self._monitor.fd, self._look_at_connections)
-            self._look_at_connections()  # its descriptor tells only whoever has found nothing once
+            if self._guard is None:  # a socket has one monitor, and with keys the doorkeeper has it
+                self._monitor = Monitor(self._router)
+                self._running_loop.add_reader(self._monitor.fd, self._look_at_connections)
+                self._look_at_connections()  # its descriptor tells only whoever has found nothing once
+            else:
+                self._guard.keeper.closed = lambda descriptor: self._closed_connections([descriptor])
             self._running_loop.add_reader(self._router_fd, self._drain_router)
 
     def _listen(self, bind: str) -> list[str]:
@@ -450,9 +453,11 @@ class ZmqBus(Driver):
 
     def _look_at_connections(self) -> None:
         """Those that closed: their peers are told of once all that they sent is taken."""
-        if self._monitor is None or self._closed:
-            return
-        for descriptor in self._monitor.closed():
+        if self._monitor is not None and not self._closed:
+            self._closed_connections(self._monitor.closed())
+
+    def _closed_connections(self, descriptors: Sequence[int]) -> None:
+        for descriptor in descriptors:
             identity = self._connections.pop(descriptor, None)
             if identity is not None:
                 self._sources.pop(identity, None)
@@ -505,12 +510,13 @@ class ZmqBus(Driver):
             return guard.answered(dealer.key[1], dealer.lane)
         identity = parts.pop(0)
         source = guard.source(identity, _keyed)
-        if source is not None and (identity.bytes, source.key) not in guard.known:
+        name = identity.bytes
+        if source is not None and (name not in self._sources or (name, source.key) not in guard.known):
             if len(guard.known) >= IDENTITIES:
                 guard.known.clear()
-                self._identities.clear()
-            guard.known[(identity.bytes, source.key)] = source
-            self._know(source, _parsed(identity.bytes)[1])
+                self._forget_identities()
+            guard.known[(name, source.key)] = self._sources[name] = source
+            self._know(source, _parsed(name)[1], identity)
         return source
 
     def on_refusal(self, tell: Callable[[str], None]) -> None:
@@ -537,21 +543,23 @@ class ZmqBus(Driver):
         except KeyError:
             pass
         if len(self._sources) >= IDENTITIES:
-            self._sources.clear()
-            self._identities.clear()
-            self._connections.clear()
+            self._forget_identities()
         source, number = _parsed(key)
         self._sources[key] = source
-        if source is not None and source.lane == CONTROL:
-            descriptor = connection_of(identity)
-            if descriptor is not None:
-                self._connections[descriptor] = key
         if source is not None:
-            self._know(source, number)
+            self._know(source, number, identity)
         return source
 
-    def _know(self, source: Source, number: str) -> None:
+    def _forget_identities(self) -> None:
+        self._sources.clear()
+        self._identities.clear()
+        self._connections.clear()
+
+    def _know(self, source: Source, number: str, identity: zmq.Frame) -> None:
         """How to answer; its connections for the other lanes may have been silent so far."""
+        descriptor = connection_of(identity) if source.lane == CONTROL else None
+        if descriptor is not None:
+            self._connections[descriptor] = identity.bytes
         for lane in LANES:
             known = (source.id, source.boot, lane)
             self._identities[known] = _identity(source.id, source.boot, lane, number)

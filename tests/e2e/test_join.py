@@ -78,7 +78,7 @@ class Cluster:
             process.wait()
 
 
-def until(condition: Callable[[], object], timeout_s: float = 180) -> None:
+def until(condition: Callable[[], object], timeout_s: float = 300) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end

@@ -40,8 +40,9 @@ from wire.refusals import STALE_EPOCH, SUPERSEDED
 
 REMEMBERED = 1000
 FETCH_AWAY_S = 20.0
-MEET_S = 15.0
 """A store that is away for so long while a session is prepared: the orchestrator is told, and tries again."""
+MEET_S = 15.0
+"""A peer that does not answer for so long while a session is prepared: likewise."""
 
 
 @dataclass(slots=True)

@@ -147,16 +147,18 @@ class Membership:
             return
         self._remembered = found
         self.standing.recall(found.cluster, found.term)
-        if found.addresses != self._told.addresses:
-            self._candidates = [self._told, PeerRef("", 0, found.addresses)]
+        moved = (found.addresses, found.key) != (self._told.addresses, self._told.key)
+        if moved and self._trusts(found.key):
+            self._candidates = [self._told, PeerRef("", 0, found.addresses, found.key)]
         self._log.info("remembered", cluster=found.cluster, term=found.term, addresses=found.addresses)
 
     async def _remember(self, orchestrator: PeerRef) -> None:
         """For the next process of this PNode."""
         standing = self.standing
         known = Remembered(
-            self._told.addresses[0], standing.cluster, standing.term, orchestrator.addresses, self._hub.store_url
-        )
+            self._told.addresses[0], standing.cluster, standing.term, orchestrator.addresses, self._hub.store_url,
+            key=orchestrator.key,
+        )  # fmt: skip
         if known == self._remembered:
             return
         try:
@@ -189,14 +191,21 @@ class Membership:
         except (DCNRError, TimeoutError) as error:
             self._log.info("no term to be read", error=str(error))
             return
-        if self._hub.admission is not None:
-            if not record.key:
-                return  # without keys it's none that this PNode talks to
-            self._hub.admission.pin(Admitted(record.key, ORCHESTRATOR, ORCHESTRATOR))
+        if not self._trusts(record.key):
+            return
         found = PeerRef("", 0, record.addresses, record.key)
         if found not in self._candidates:
             self._log.warning("the store names another orchestrator", term=record.term, addresses=record.addresses)
             self._candidates = [found, self._told]
+
+    def _trusts(self, key: str) -> bool:
+        """Whether an orchestrator of this key may be talked to, as far as keys go; it is let in then."""
+        admission = self._hub.admission
+        if admission is None:
+            return True
+        if key:
+            admission.pin(Admitted(key, ORCHESTRATOR, ORCHESTRATOR))
+        return bool(key)
 
     # ------------------------------------------------------------------------------------ reporting
 

@@ -28,9 +28,10 @@ from wire.messages import Message, Ok, PeerRef, Refused
 from wire.requests import AnswerMemory, RefusedError, Standing, is_exchange, request_id_of
 from wire.roles import may_send
 
-MEET_S = 0.02
 TICK_S = 0.005
 """Timers closer together than this fire together."""
+MEET_S = 0.02
+"""How often it's looked whether a link stands that somebody waits for."""
 
 
 class Handle(Protocol):

@@ -33,6 +33,8 @@ from wire.roles import ORCHESTRATOR
 REGISTER_S = 5.0
 BACK_OFF_S, MAX_BACK_OFF_S = 0.25, 10.0
 READ_TERM_S = 10.0
+MAX_TOLD = 8
+"""Different reasons why no orchestrator takes this PNode that are logged, until one does."""
 FINAL = frozenset({"held", "identity", "full", "odd-answer"})
 """Refusals after which it makes no sense to ask again."""
 
@@ -77,14 +79,14 @@ class Membership:
         await self._recall()
         while True:
             await self._away.wait()
-            told, back_off = False, BACK_OFF_S
+            told, back_off = set[str](), BACK_OFF_S
             while self._away.is_set():
                 problem = await self._try(self._candidates[0], profile)
                 if not problem:
                     break
-                if not told:
+                if problem not in told and len(told) < MAX_TOLD:
                     self._log.warning("not registered, trying again", problem=problem)
-                    told = True
+                    told.add(problem)
                 if self._hub.bus.queued_bytes(self._candidates[0]):
                     self._hub.bus.forget(self._candidates[0])  # it took nothing: no pile of questions for whoever comes
                 self._candidates.append(self._candidates.pop(0))

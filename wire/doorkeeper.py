@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import ipaddress
 import os
 import socket
 import struct
 import sys
+import termios
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,8 +25,11 @@ import zmq
 
 from wire.door import SWEEP_S, Door, Doorway
 from wire.handshakes import ACCEPTED, DISCONNECTED, FAILED, LISTENING, SUCCEEDED, Event, Watch, refusal
+from wire.stalled import Suspects
 
 SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
+SEARCH_S, SEARCH_MAX_S = 0.25, 4.0
+"""How often it's looked for a connection that libzmq reads no more; ever more rarely."""
 LIFT_S = 1.0
 """How often it's looked whether a ban has ended."""
 
@@ -50,6 +55,9 @@ class Doorkeeper:
         self._banned: tuple[str, ...] = ()
         self._lift: asyncio.TimerHandle | None = None
         self._why = ""
+        self._open: set[int] = set()
+        self._suspects = Suspects()
+        self._search: asyncio.TimerHandle | None = None
         self._sweep: asyncio.TimerHandle | None = None
 
     def open(
@@ -68,7 +76,7 @@ class Doorkeeper:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
-        for timer in (self._lift, self._sweep):
+        for timer in (self._lift, self._sweep, self._search):
             if timer is not None:
                 timer.cancel()
         if self._listener is not None:
@@ -91,17 +99,41 @@ class Doorkeeper:
                     self._listener = socket.socket(fileno=os.dup(event.value))
                     self._port = self._listener.getsockname()[1]
             case zmq.EVENT_ACCEPTED:
+                self._open.add(event.value)
                 self._accepted(event.value, self._loop.time())
             case zmq.EVENT_DISCONNECTED:
                 self.closed(event.value)
+                self._open.discard(event.value)
+                self._suspects.drop(event.value)
                 address, why = self.door.closed(event.value), self._why
                 self._why = ""
                 if why:
+                    if not address and self._suspects.suspect(self._open, self._read):
+                        self._search_later(SEARCH_S)
                     self._refused(f"{address} {why}", f"refused a connection from {address or 'an address'}: {why}")
             case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._why = ""
             case _:
                 self._why = refusal(event)  # the same thread's next event tells which connection it was
+                if self._why:
+                    self._search_later(SEARCH_S)
+
+    def _search_later(self, pause_s: float) -> None:
+        if self._search is None and self._loop is not None:
+            self._search = self._loop.call_later(pause_s, self._search_now, pause_s)
+
+    def _search_now(self, pause_s: float) -> None:
+        """Find the connection that libzmq has told a failure of, and has not ended."""
+        self._search = None
+        why, self._why = self._why, ""
+        if why:
+            self._refused(f"message {why}", f"refused a message on a connection that stood: {why}")
+            self._suspects.suspect(self._open, self._read)
+            pause_s = SEARCH_S
+        for descriptor in self._suspects.look(self._read):
+            self.hang_up(descriptor)
+        if self._suspects:
+            self._search_later(pause_s if why else min(2 * pause_s, SEARCH_MAX_S))
 
     def _accepted(self, descriptor: int, now: float) -> None:
         address = ""
@@ -126,6 +158,15 @@ class Doorkeeper:
             self.hang_up(descriptor)
         if descriptors:
             self._refused(f"door {why}", f"ended connections: {why}")
+
+    def _read(self, descriptor: int) -> tuple[int, int] | None:
+        """Bytes read and bytes that wait to be read, on a connection at this port."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.getsockname()[1] == self._port:
+                waiting = int.from_bytes(fcntl.ioctl(connection, termios.FIONREAD, bytes(4)), sys.byteorder)
+                found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136) if COUNTS else bytes(136)
+                return struct.unpack_from("Q", found, 128)[0] - waiting if COUNTS else 0, waiting
+        return None
 
     def _look(self, descriptor: int) -> tuple[int, int] | None:
         """Bytes received and sent (as far as acknowledged) on a connection at this port."""

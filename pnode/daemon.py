@@ -27,6 +27,7 @@ from pnode.hub import Bounds, Hub
 from pnode.lag import LoopLag
 from pnode.measure import environment, make_profile, tune_thread
 from pnode.membership import Membership
+from pnode.relays import Relays
 from pnode.session import Session
 from storage.open import open_store
 from storage.store import Store
@@ -55,6 +56,8 @@ from wire.messages import (
     Prepare,
     Profile,
     Refused,
+    RelayOpen,
+    RelayTicket,
     Release,
     ReportNow,
     ShutDown,
@@ -97,6 +100,7 @@ class Daemon:
         self, options: Options, bus: Bus, log: structlog.typing.FilteringBoundLogger, *,
         clock: Callable[[], float] = time.monotonic, open_store: Callable[[str], Store] = open_store,
         make_compute: Callable[[str], ComputeThread] | None = None, profile: Profile | None = None,
+        relays: Relays | None = None,
     ) -> None:  # fmt: skip
         self.options = options
         self.bus = bus
@@ -114,7 +118,7 @@ class Daemon:
         self._end_at: float | None = None
         self.hub = Hub(
             options.name, bus, options.told or PeerRef("", 0, [options.orchestrator]), options.home, options.bounds,
-            self._spawn, log, admission=options.admission, clock=clock,
+            self._spawn, log, admission=options.admission, relays=relays, clock=clock,
         )  # fmt: skip
         self.computing = Computing(
             [torch.device(name) for name in options.devices], make_compute or self._compute_thread, clock, log,
@@ -194,6 +198,8 @@ class Daemon:
         for compute, ended in zip(self.computing.threads, await asyncio.gather(*stops), strict=True):
             if not ended:
                 self.log.warning("compute thread did not end", device=compute.name)
+        if self.hub.relays is not None:
+            await self.hub.relays.close()
         await self.bus.close()
         if self.hub.store is not None:
             await self.hub.store.close()
@@ -302,6 +308,8 @@ class Daemon:
             case Prepare() | StartRun() | HoldRun() | Release():
                 if not self.membership.fenced(sender, message.request_id, message.term):
                     self._command(sender, message, frames)
+            case RelayOpen() | RelayTicket() if self.hub.relays is not None:
+                self.hub.relays.on(sender, message, self.hub.spawn)
             case Members():
                 self._members(message, frames)
             case InspectRun():

@@ -23,7 +23,7 @@ from pnode.fetch import Fetch
 from pnode.hub import Hub
 from pnode.memory import CutMemory
 from pnode.session import Session
-from wire.errors import DCNRError, RemoteError
+from wire.errors import DCNRError, RemoteError, UnreachableError
 from wire.messages import (
     Deployment,
     HoldRun,
@@ -170,13 +170,21 @@ class Deployments:
 
     async def _meet(self, deployment: Deployment) -> None:
         """Where nobody can dial this PNode, it dials the others now: they answer on its connections."""
-        bus = self._hub.bus
+        hub, bus = self._hub, self._hub.bus
         if bus.me.addresses:
             return
+        others = [peer for pnode, peer in deployment.peers.items() if pnode != hub.name]
         async with asyncio.TaskGroup() as group:
-            for pnode, peer in deployment.peers.items():
-                if pnode != self._hub.name and peer.addresses:
+            for peer in others:
+                if peer.addresses:
                     group.create_task(bus.meet(peer, timeout_s=MEET_S))
+        hidden = [peer for peer in others if not peer.addresses]
+        if hidden and hub.relays is None:
+            text = f"neither {hub.name} nor {hidden[0].id} can be dialled"
+            raise UnreachableError(text, hint="in a cluster with keys a third PNode relays")
+        if hidden and hub.relays is not None:
+            for peer in await hub.relays.join(hidden, deployment.relays):
+                deployment.peers[peer.id] = peer
 
     # ------------------------------------------------------------------------------------ running
 

@@ -40,6 +40,8 @@ def make_parser() -> argparse.ArgumentParser:
                         help="join this token's cluster, with keys (-: read it from stdin); needed once")  # fmt: skip
     parser.add_argument("--joined", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--dial-only", action="store_true", help="listen nowhere: this machine can only dial out")
+    parser.add_argument("--relay", default="", metavar="ADDRESS|off",
+                        help="where to join others that can only dial; off: not at all (a free port)")  # fmt: skip
     parser.add_argument("--bind", default="", metavar="ADDRESS",
                         help="where to listen (tcp://127.0.0.1:0, and with keys tcp://0.0.0.0:0)")  # fmt: skip
     parser.add_argument("--advertise", action="append", default=[], metavar="ADDRESS",
@@ -160,6 +162,7 @@ def _options(arguments: argparse.Namespace) -> Options:
     from pnode.hub import Bounds
     from pnode.limits import check_order
     from pnode.measure import default_threads
+    from pnode.relays import OFF
     from wire.endpoint import check_address
     from wire.ids import checked_id
 
@@ -167,6 +170,8 @@ def _options(arguments: argparse.Namespace) -> Options:
         checked_id(arguments.name, "PNode id")
         for address in (*filter(None, [arguments.orchestrator]), *arguments.advertise):
             check_address(address)
+        if arguments.relay and arguments.relay != OFF:
+            check_address(arguments.relay)
     except MisuseError as error:
         raise UsageError(error.message, hint=error.hint) from error
     if arguments.threads < 0 or not 0 <= arguments.cut_memory < float("inf"):
@@ -193,6 +198,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
     from pnode.daemon import Daemon
     from pnode.logs import open_log
     from pnode.measure import tune_process
+    from pnode.relays import Relays
     from wire.keys import load
     from wire.zmq_bus import ZmqBus
 
@@ -203,12 +209,15 @@ async def _serve(arguments: argparse.Namespace) -> int:
     if options.admission is not None and keys is None:
         raise UsageError(f"the key of {options.home} is gone", hint="join anew: delete keys/cluster.json there")
     bind = arguments.bind or (f"tcp://{'127.0.0.1' if keys is None else '0.0.0.0'}:0")
+    if arguments.dial_only:
+        bind = "" if keys is None else "tcp://127.0.0.1:0"  # for what a relay leads here
     bus = ZmqBus(
-        options.name, bind=None if arguments.dial_only else bind, advertise=arguments.advertise, keys=keys,
-        admission=options.admission,
+        options.name, bind=bind or None, advertise=arguments.advertise, keys=keys, admission=options.admission,
+        reachable=not arguments.dial_only,
     )  # fmt: skip
     bus.on_refusal(lambda text: log.warning("refused", text=text))
-    daemon = Daemon(options, bus, log)
+    relays = Relays(bus, options.admission, log, bind=arguments.relay) if options.admission is not None else None
+    daemon = Daemon(options, bus, log, relays=relays)
     if arguments.metrics_port:
         from pnode.metrics import serve
 

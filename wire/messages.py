@@ -202,6 +202,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint_every: int  # 0: only at the end and on demand
     trace: bool = False  # write parameters and gradients of every step below store_prefix (dcnr verify)
     max_uncommitted: int = 10  # cuts made and not known as committed, above which training waits
+    relays: list[PeerRef] = []  # through whom members reach each other that can only dial
 
 
 class StartRun(Message, tag="start_run", frozen=True):

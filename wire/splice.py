@@ -10,29 +10,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from wire.directory import check_address
 from wire.errors import DCNRError
 from wire.ids import new_request_id
 from wire.messages import PeerRef, Refused, RelayOpen, RelayTicket
 from wire.relay import TICKET_CHARS, TICKET_S, Desk, RelayLimits, Stream
-from wire.requests import RefusedError
 from wire.zmq_bus import ZmqBus
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 PIECE_BYTES = 64 << 10
 DIAL_S = 10.0
+AGAIN_S = 1.0
 
 
 class RelayServer:
-    """Joins others' streams. `bind`: where, such as tcp://0.0.0.0:0; `advertise`: how others dial it, if otherwise."""
+    """Joins others' streams. `bind`: where, such as tcp://0.0.0.0:0; `seen_at`: the host to dial, if another."""
 
-    def __init__(self, bus: ZmqBus, bind: str, *, advertise: str = "", limits: RelayLimits | None = None) -> None:
+    def __init__(self, bus: ZmqBus, bind: str, *, seen_at: str = "", limits: RelayLimits | None = None) -> None:
         self._bus = bus
         self._bind = bind
-        self.address = advertise
+        self._seen_at = seen_at
+        self.address = ""
         self.desk = Desk(limits)
         self.carried_bytes = 0
         self._server: asyncio.Server | None = None
@@ -45,8 +46,7 @@ class RelayServer:
         """Listen. Raises OSError."""
         host, port = _split(self._bind)
         self._server = await asyncio.start_server(self._came, host, port, limit=self._half())
-        if not self.address:
-            self.address = f"tcp://{_host(host)}:{self._server.sockets[0].getsockname()[1]}"
+        self.address = f"tcp://{shown(self._seen_at or host)}:{self._server.sockets[0].getsockname()[1]}"
         check_address(self.address)
 
     async def close(self) -> None:
@@ -136,11 +136,11 @@ class RelayServer:
 
 
 class Stub:
-    """A port on loopback that leads to `to` through a relay."""
+    """A port on loopback that leads to `to` through a relay: the first of several that can."""
 
-    def __init__(self, bus: ZmqBus, relay: PeerRef, to: str) -> None:
+    def __init__(self, bus: ZmqBus, relays: Sequence[PeerRef], to: str) -> None:
         self._bus = bus
-        self._relay = relay
+        self.relays = list(relays)
         self._to = to
         self._server: asyncio.Server | None = None
         self.address = ""
@@ -159,17 +159,33 @@ class Stub:
 
     async def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            answer, _ = await self._bus.ask(self._relay, RelayOpen(str(new_request_id()), self._to), timeout_s=DIAL_S)
-            if isinstance(answer, RelayTicket):
-                self.problem = ""
-                await through(answer, lambda: _given((reader, writer)))
-        except RefusedError as error:
-            self.problem = str(error)
-            await asyncio.sleep(1.0)  # the bus dials again at once
-        except (DCNRError, OSError, TimeoutError) as error:
-            self.problem = str(error)
+            for relay in list(self.relays):
+                if await self._by(relay, (reader, writer)):
+                    return
+                if relay in self.relays:  # the others come first from now on
+                    self.relays.remove(relay)
+                    self.relays.append(relay)
+            await asyncio.sleep(AGAIN_S)  # the bus dials again at once
         finally:
             await _end(writer)
+
+    async def _by(self, relay: PeerRef, near: Streams) -> bool:
+        """Lead a connection through one relay, until it ends; False if it did not begin."""
+        begun = False
+
+        async def begin() -> Streams:
+            nonlocal begun
+            begun = True
+            return near
+
+        try:
+            answer, _ = await self._bus.ask(relay, RelayOpen(str(new_request_id()), self._to), timeout_s=DIAL_S)
+            if isinstance(answer, RelayTicket):
+                self.problem = ""
+                await through(answer, begin)
+        except (DCNRError, OSError, TimeoutError) as error:
+            self.problem = str(error)
+        return begun
 
 
 async def answer(bus: ZmqBus, ticket: RelayTicket) -> None:
@@ -233,10 +249,6 @@ async def join(
             writer.close()
 
 
-async def _given(streams: Streams) -> Streams:
-    return streams
-
-
 async def _end(writer: asyncio.StreamWriter) -> None:
     writer.close()
     with contextlib.suppress(OSError, TimeoutError):
@@ -249,8 +261,11 @@ def _split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _host(host: str) -> str:
-    from wire.zmq_bus import own_address
+def host_of(address: str) -> str:
+    """The host of an address, without brackets."""
+    return _split(address)[0]
 
-    shown = own_address() if host in ("0.0.0.0", "::", "*") else host
-    return f"[{shown}]" if ":" in shown else shown
+
+def shown(host: str) -> str:
+    """The host as it stands in an address."""
+    return f"[{host}]" if ":" in host else host

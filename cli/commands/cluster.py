@@ -227,6 +227,12 @@ def pnode(
         str, typer.Option(metavar="ADDRESS", help="Where to listen. [default: a free port, of loopback without keys]")
     ] = "",
     advertise: AdvertiseOption = None,
+    relay: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Where to join others that can only dial; off: don't. [default: any port]"
+        ),
+    ] = "",
     device: Annotated[list[str] | None, typer.Option(help="cpu, cuda or cuda:1; repeatable. [default: cpu]")] = None,
     threads: Annotated[int, typer.Option(min=0, help="Threads to compute with; 0: all cores.")] = 0,
     store: Annotated[
@@ -263,6 +269,7 @@ def pnode(
         arguments += ["--orchestrator", orchestrator_address(orchestrator, folder)]
     arguments += ["--bind", bind] if bind else []
     arguments += ["--dial-only"] if dial_only else []
+    arguments += ["--relay", relay] if relay else []
     arguments += ["--threads", str(threads or available_cores()), "--home", str(folder / name)]
     arguments += _advertised(advertise)
     arguments += ["--store", store_url(store)] if store else []

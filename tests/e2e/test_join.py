@@ -72,6 +72,25 @@ class Cluster:
         found = self.ask("status")
         return {pnode["pnode"] for pnode in found["pnodes"] if pnode["state"] == state}
 
+    def session(self, name: str) -> Any:
+        return next(session for session in self.ask("ps") if session["session"] == name)
+
+    def step(self, name: str) -> int:
+        return int(self.session(name)["step"])
+
+    def state(self, name: str) -> str:
+        return str(self.session(name)["state"])
+
+    def relays(self) -> set[str]:
+        """Who has joined others' streams so far."""
+        logs = {log.parent.name: log.read_text() for log in self.folder.glob("r*/r*/*.log")}
+        return {name for name, text in logs.items() if '"relays"' in text}
+
+    def kill(self, name: str) -> None:
+        process = next(process for process in self.running if f"--name {name} " in " ".join(map(str, process.args)))
+        process.kill()
+        process.wait()
+
     def end(self) -> None:
         for process in self.running:
             process.send_signal(signal.SIGKILL)
@@ -131,6 +150,30 @@ def test_a_pnode_joins_by_the_printed_command_trains_and_is_out_once_revoked(clu
     until(lambda: "refuses this process's key" in cluster.said("m2") + cluster.said("m2", "err"), 60)
     assert "refused" in cluster.said("chief", "err")
     assert cluster.members() == {"p1"}
+
+
+def test_two_that_can_only_dial_train_through_a_third_which_is_replaced_when_it_ends(cluster):
+    token = cluster.chief()
+    for name in ("r1", "r2"):
+        cluster.start(name, "pnode", "--name", name, "--join", token, "--bind", "tcp://127.0.0.1:0", "--threads", "1")
+    for name in ("p1", "p2"):
+        cluster.start(name, "pnode", "--name", name, "--join", token, "--dial-only", "--threads", "1")
+    until(lambda: cluster.members() == {"p1", "p2", "r1", "r2"})
+    network = cluster.folder / "hidden.yaml"
+    text = (ROOT / "networks" / "mlp-digits.yaml").read_text().replace("name: mlp-digits", "name: hidden")
+    network.write_text(text + "place: {fc1: p1, fc2: p2}\n")
+    cluster.dcnr("train", str(network), "--pnodes", "2", "--steps", "20", "--name", "first")
+    assert cluster.relays(), "nothing was relayed"
+    cluster.dcnr("train", str(network), "--pnodes", "2", "--steps", "4000", "--name", "second", "--detach")
+    until(lambda: cluster.step("second") > 200)
+    [relay] = cluster.relays()
+    cluster.kill(relay)
+    there = cluster.step("second")
+    until(lambda: cluster.step("second") > there + 200 or cluster.state("second") == "finished")
+    until(lambda: cluster.state("second") == "finished")
+    assert cluster.relays() == {"r1", "r2"}
+    for session in cluster.ask("ps"):
+        assert (session["state"], sorted(session["pnodes"])) == ("finished", ["p1", "p2"])
 
 
 def test_a_token_for_one_use_lets_one_in_and_names_the_reason_to_the_next(cluster):

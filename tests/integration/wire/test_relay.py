@@ -62,7 +62,7 @@ async def test_two_that_only_dial_exchange_messages_both_ways_and_the_relay_sees
     secret = b"what only the two may know" * 8192
     async with three() as (a, b, r, relay), Recorder(relay.address) as line:
         relay.address = line.address  # all that goes through the relay goes through here
-        stub = Stub(a.bus, r.anyone, "b")
+        stub = Stub(a.bus, [r.anyone], "b")
         await stub.start()
         there = PeerRef("b", b.bus.me.boot, [stub.address], b.pair.public)
         for step in range(20):
@@ -90,7 +90,7 @@ async def test_two_that_only_dial_exchange_messages_both_ways_and_the_relay_sees
 
 async def test_a_relay_that_lies_about_who_is_there_gets_nothing(caplog):
     async with three() as (a, b, r, _):
-        stub = Stub(a.bus, r.anyone, "b")
+        stub = Stub(a.bus, [r.anyone], "b")
         await stub.start()
         other = KeyPair.new().public
         with pytest.raises(UnreachableError):
@@ -101,7 +101,7 @@ async def test_a_relay_that_lies_about_who_is_there_gets_nothing(caplog):
 
 async def test_a_cut_of_the_relays_lines_is_mended_and_nothing_is_lost():
     async with three() as (a, b, r, relay):
-        stub = Stub(a.bus, r.anyone, "b")
+        stub = Stub(a.bus, [r.anyone], "b")
         await stub.start()
         there = PeerRef("b", b.bus.me.boot, [stub.address], b.pair.public)
         rng = random.Random(1)
@@ -122,7 +122,7 @@ async def test_who_is_not_there_or_too_much_is_refused():
         for to, text in (("nobody", "no link"), ("a", "different")):
             with pytest.raises(RefusedError, match=text):
                 await a.bus.ask(r.anyone, RelayOpen(new_request_id(), to), timeout_s=10)
-        stub = Stub(a.bus, r.anyone, "b")
+        stub = Stub(a.bus, [r.anyone], "b")
         await stub.start()
         a.bus.send(PeerRef("b", 0, [stub.address], b.pair.public), hop(1))
         await until(lambda: "2 streams of a are relayed already" in stub.problem, 15)
@@ -147,7 +147,7 @@ async def test_strangers_at_the_relays_port():
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
         assert relay._waiting == 0 and not relay._ends  # noqa: PT018
-        stub = Stub(a.bus, r.anyone, "b")
+        stub = Stub(a.bus, [r.anyone], "b")
         await stub.start()
         a.bus.send(PeerRef("b", 0, [stub.address], b.pair.public), hop(1))
         await until(lambda: b.got)
@@ -156,7 +156,7 @@ async def test_strangers_at_the_relays_port():
 
 async def test_a_stream_that_is_idle_ends():
     async with three(idle_s=0.3) as (a, b, r, relay):
-        stub = Stub(a.bus, r.anyone, "b")
+        stub = Stub(a.bus, [r.anyone], "b")
         await stub.start()
         a.bus.send(PeerRef("b", 0, [stub.address], b.pair.public), hop(1))
         await until(lambda: b.got)

@@ -123,8 +123,10 @@ class Relays:
         if isinstance(message, RelayOpen):
             spawn(self._open(sender, message))
             return
+        if message.request_id:
+            return  # the answer to a question that nobody waits for any more
         theirs = {host_of(address) for address in sender.addresses}
-        if message.request_id or self._bus.me.addresses or host_of(message.address) not in theirs:
+        if self._bus.me.addresses or host_of(message.address) not in theirs:
             self._log.warning("refused a relay's ticket", relay=sender.id, peer=message.peer, at=message.address)
         elif self._answers < ANSWERS:
             self._answers += 1

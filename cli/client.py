@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cli.context import home_folder, orchestrator_address
+from cli.context import home_folder, orchestrator_target
 from cli.terminal import Terminal
 from wire import messages
 from wire.codec import MessageError, read_body
@@ -25,6 +25,7 @@ from wire.messages import Message, PeerRef
 
 if TYPE_CHECKING:
     from storage.store import Store
+    from wire.admission import Admission
     from wire.bus import Buffer, Bus
 
 T = TypeVar("T")
@@ -44,17 +45,24 @@ async def _closed(bus: Bus) -> None:
 class Client:
     """A connection to one orchestrator. Use as `async with Client(address, terminal) as client`."""
 
-    def __init__(self, address: str, terminal: Terminal, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+    def __init__(
+        self, address: str, terminal: Terminal, *, timeout_s: float = ANSWER_TIMEOUT_S, key: str = "",
+        home: Path | None = None,
+    ) -> None:  # fmt: skip
         self.address = address
+        self._home = home
+        self._admission: Admission | None = None
         self.terminal = terminal
         self.timeout_s = timeout_s
-        self.orchestrator = PeerRef("orchestrator", 0, [address])
+        self.orchestrator = PeerRef("orchestrator", 0, [address], key)
         self._bus: Bus | None = None
 
     @staticmethod
     def to(given: str | None, home: str | None, terminal: Terminal, *, timeout_s: float = ANSWER_TIMEOUT_S) -> Client:
         """The orchestrator that options, environment and context lead to. Raises `UnreachableError`."""
-        return Client(orchestrator_address(given, home_folder(home)), terminal, timeout_s=timeout_s)
+        folder = home_folder(home)
+        target = orchestrator_target(given, folder)
+        return Client(target.address, terminal, timeout_s=timeout_s, key=target.key, home=folder)
 
     @property
     def bus(self) -> Bus:
@@ -64,11 +72,28 @@ class Client:
 
     async def __aenter__(self) -> Client:
         await probe(self.address, min(self.timeout_s, _PROBE_TIMEOUT_S))
-        from wire.zmq_bus import ZmqBus
-
-        self._bus = ZmqBus(f"cli-{uuid.uuid4().hex[:12]}")
+        self._bus = self._keyed_bus() if self.orchestrator.key else self._plain_bus()
         await self._bus.start()
         return self
+
+    def _plain_bus(self) -> Bus:
+        from wire.zmq_bus import ZmqBus
+
+        return ZmqBus(f"cli-{uuid.uuid4().hex[:12]}")
+
+    def _keyed_bus(self) -> Bus:
+        """With this home folder's own key; the orchestrator knows it, or refuses it."""
+        from wire.admission import Admission
+        from wire.joining import client_id
+        from wire.keys import load_or_make
+        from wire.messages import Admitted
+        from wire.roles import ORCHESTRATOR
+        from wire.zmq_bus import ZmqBus
+
+        keys = load_or_make((self._home or home_folder()) / "client")
+        self._admission = Admission()
+        self._admission.pin(Admitted(self.orchestrator.key, self.orchestrator.id, ORCHESTRATOR))
+        return ZmqBus(client_id(keys.public), keys=keys, admission=self._admission)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -162,15 +187,40 @@ class Client:
 
     async def deployment(self, name: str) -> messages.DeploymentInfo:
         """Where the VNodes of a session, or of a network's newest deployed one, are."""
-        return await self.ask(messages.AskDeployment(new_request_id(), name), messages.DeploymentInfo)
+        found = await self.ask(messages.AskDeployment(new_request_id(), name), messages.DeploymentInfo)
+        if self._admission is not None:
+            for pnode, peer in found.peers.items():
+                self._admission.pin(messages.Admitted(peer.key, pnode, "pnode"))
+        return found
+
+    async def members(self) -> list[messages.MemberInfo]:
+        """Who is let in."""
+        return await self.ask(messages.ListMembers(new_request_id()), list[messages.MemberInfo])
+
+    async def invite(self, grants: str, uses: int, lifetime_s: float) -> messages.InviteInfo:
+        """A token."""
+        return await self.ask(messages.Invite(new_request_id(), grants, uses, lifetime_s), messages.InviteInfo)
+
+    async def revoke(self, member: str) -> messages.MemberInfo:
+        """Let somebody in no longer."""
+        return await self.ask(messages.Revoke(new_request_id(), member), messages.MemberInfo)
 
 
 @asynccontextmanager
 async def store_of(url: str) -> AsyncIterator[Store]:
     """The store of a cluster, opened and closed."""
-    from storage.open import open_store
+    from storage.open import Remote, keyed_bus, open_store
 
-    store = open_store(url)
+    def bus(service_key: str) -> Bus:
+        from wire.joining import client_id
+        from wire.keys import load_or_make
+
+        if not service_key:
+            return keyed_bus(f"cli-{uuid.uuid4().hex[:12]}", None, "")
+        keys = load_or_make(home_folder() / "client")
+        return keyed_bus(client_id(keys.public), keys, service_key)
+
+    store = open_store(url, Remote(bus))
     try:
         yield store
     finally:

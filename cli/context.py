@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,21 @@ def parse_address(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """An orchestrator to talk to; `key`: its public key, "" where there are no keys."""
+
+    address: str
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Contexts:
-    """The named orchestrators of a home folder."""
+    """The named orchestrators of a home folder, and the public keys of those that have any."""
 
     file: Path
     current: str
     addresses: dict[str, str]
+    keys: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def read(home: Path) -> Contexts:
@@ -53,47 +62,91 @@ class Contexts:
         current = raw.get("current", "")
         if not isinstance(addresses, dict) or not isinstance(current, str):
             raise BadFileError(f"{file} is not a list of contexts", hint="delete it and run dcnr context use again")
-        return Contexts(file, current, {str(name): str(address) for name, address in addresses.items()})
+        keys = raw.get("keys", {})
+        if not isinstance(keys, dict):
+            raise BadFileError(f"{file} is not a list of contexts", hint="delete it and run dcnr context use again")
+        return Contexts(
+            file,
+            current,
+            {str(name): str(address) for name, address in addresses.items()},
+            {str(name): str(key) for name, key in keys.items()},
+        )
 
-    def use(self, name: str, address: str | None) -> Contexts:
-        """With `name` as the current one ("local": the local cluster); `address` adds or changes it."""
+    def use(self, name: str, address: str | None, key: str = "") -> Contexts:
+        """With `name` as the current one ("local": the local cluster); `address` adds or changes it, with its key."""
         if name == "local":
             if address is not None:
                 raise UsageError("the context 'local' always means the cluster of this home folder")
-            return Contexts(self.file, "", self.addresses)
+            return Contexts(self.file, "", self.addresses, self.keys)
         if not _NAME.fullmatch(name):
             raise UsageError(f"{name!r} can't be a context's name", hint="letters a-z, digits, - and _; at most 63")
         if address is None and name not in self.addresses:
             known = ", ".join(self.addresses) or "none yet"
             raise UsageError(f"no context {name!r} (known: {known})", hint=f"dcnr context use {name} tcp://host:port")
-        addresses = dict(self.addresses)
+        addresses, keys = dict(self.addresses), dict(self.keys)
         if address is not None:
             addresses[name] = parse_address(address)
-        return Contexts(self.file, name, addresses)
+            keys.pop(name, None)
+            if key:
+                keys[name] = key
+        return Contexts(self.file, name, addresses, keys)
 
     def without(self, name: str) -> Contexts:
         """Without this one."""
         if name not in self.addresses:
             raise UsageError(f"no context {name!r}", hint="dcnr context ls")
         rest = {key: value for key, value in self.addresses.items() if key != name}
-        return Contexts(self.file, "" if self.current == name else self.current, rest)
+        keys = {key: value for key, value in self.keys.items() if key != name}
+        return Contexts(self.file, "" if self.current == name else self.current, rest, keys)
 
     def save(self) -> None:
         """Write the file."""
-        write_json(self.file, {"current": self.current, "contexts": self.addresses})
+        known = {"keys": self.keys} if self.keys else {}
+        write_json(self.file, {"current": self.current, "contexts": self.addresses, **known})
 
 
 def orchestrator_address(given: str | None, home: Path) -> str:
     """The address of the orchestrator meant. Raises `UnreachableError` if there is none to talk to."""
-    if given:
-        return parse_address(given)
+    return orchestrator_target(given, home).address
+
+
+def orchestrator_target(given: str | None, home: Path) -> Target:
+    """The orchestrator meant, with its key. Raises `UnreachableError` if there is none to talk to."""
     contexts = Contexts.read(home)
+    own = _own_orchestrator(home)
+    if given:
+        address = parse_address(given)
+        if own is not None and own.address == address:
+            return own
+        names = [name for name, known in contexts.addresses.items() if parse_address(known) == address]
+        return Target(address, next((contexts.keys[name] for name in names if name in contexts.keys), ""))
     if contexts.current:
         if contexts.current not in contexts.addresses:
             raise BadFileError(
                 f"{contexts.file} names the context {contexts.current!r}, which it lacks", hint="dcnr context use local"
             )
-        return parse_address(contexts.addresses[contexts.current])
+        address = parse_address(contexts.addresses[contexts.current])
+        return Target(address, contexts.keys.get(contexts.current, ""))
+    if own is not None and own.key:
+        return own
+    return Target(_local_address(home))
+
+
+def _own_orchestrator(home: Path) -> Target | None:
+    """The orchestrator that runs in this home folder."""
+    raw = read_json(home / "orchestrator.json")
+    if raw is None or not raw.get("address"):
+        return None
+    try:
+        os.kill(int(raw["pid"]), 0)
+    except (KeyError, ValueError, TypeError, OverflowError, ProcessLookupError):
+        return None
+    except PermissionError:
+        pass
+    return Target(str(raw["address"]), str(raw.get("key", "")))
+
+
+def _local_address(home: Path) -> str:
     from cli.cluster import Cluster
 
     cluster = Cluster.read(home)

@@ -23,6 +23,7 @@ from cli.commands import (
     infer,
     inspect,
     net,
+    node,
     rebalance,
     sessions,
     status,
@@ -95,11 +96,21 @@ for panel, commands in {
     RUN: (train.train, train.attach, sessions.ps, sessions.pause, sessions.resume, sessions.stop, sessions.logs),
     NETWORKS: (inspect.plan, inspect.inspect, rebalance.rebalance, verify.verify, chaos.chaos),
     USE: (infer.infer, infer.generate, infer.evaluate, export.export),
-    CLUSTER: (demo.demo, cluster.up, cluster.down, status.status, cluster.orchestrator, cluster.pnode, cluster.storage),
+    CLUSTER: (
+        demo.demo,
+        cluster.up,
+        cluster.down,
+        status.status,
+        cluster.orchestrator,
+        cluster.pnode,
+        cluster.storage,
+        node.keys,
+    ),
     CARE: (store.rm, store.gc, doctor.doctor),
 }.items():
     for command in commands:
         name = "eval" if command is infer.evaluate else command.__name__
         app.command(name, cls=Command, rich_help_panel=panel)(command)
 app.add_typer(net.app, name="net", rich_help_panel=NETWORKS)
+app.add_typer(node.app, name="node", rich_help_panel=CLUSTER)
 app.add_typer(context.app, name="context", rich_help_panel=CLUSTER)

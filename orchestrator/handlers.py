@@ -29,6 +29,7 @@ from wire.messages import Message, PeerRef
 from wire.requests import RefusedError
 
 if TYPE_CHECKING:
+    from orchestrator.guests import Guests
     from orchestrator.service import Service
 
 INSPECT_S = 15.0
@@ -64,10 +65,17 @@ class Handlers:
             messages.RemoveNetwork: self._remove_network,
             messages.CollectGarbage: self._collect_garbage,
             messages.ShutDown: self._shut_down,
+            messages.ListMembers: self._list_members,
+            messages.Invite: self._invite,
+            messages.Revoke: self._revoke,
         }
 
     def take(self, sender: PeerRef, message: Message, frames: Sequence[Frame]) -> None:
         """Answer a message, sooner or later."""
+        if isinstance(message, messages.Join):
+            work = self._join(sender, message)
+            self._service.spawn(self._run(sender, message.request_id, work), f"Join of {message.name}")
+            return
         answer = self._answers.get(type(message))
         request_id = getattr(message, "request_id", None)
         kind = type(message).__name__
@@ -105,7 +113,10 @@ class Handlers:
             service.answer_refused(sender, request_id, "bug", f"{type(error).__name__}: {error}", "see its log")
             raise
         else:
-            service.answer_ok(sender, request_id, body)
+            if isinstance(body, messages.Joined):
+                service.send(sender, body)
+            else:
+                service.answer_ok(sender, request_id, body)
 
     # ------------------------------------------------------------ questions
 
@@ -343,6 +354,26 @@ class Handlers:
             raise _Refusal("not-local", "this orchestrator can be reached from elsewhere", "send it SIGTERM")
         asyncio.get_running_loop().call_later(0.1, self._service.stop)
         return None
+
+    # ------------------------------------------------------------ who is let in
+
+    @property
+    def _guests(self) -> Guests:
+        if self._service.guests is None:
+            raise _Refusal("no-keys", "this orchestrator has no keys, so it has no allow-list", "dcnr orchestrator")
+        return self._service.guests
+
+    async def _join(self, sender: PeerRef, message: messages.Join) -> object:
+        return await self._guests.join(sender, message)
+
+    async def _list_members(self, message: messages.ListMembers, frames: Sequence[Frame]) -> object:
+        return self._guests.members()
+
+    async def _invite(self, message: messages.Invite, frames: Sequence[Frame]) -> object:
+        return await self._guests.invite(message.grants, message.uses, message.lifetime_s)
+
+    async def _revoke(self, message: messages.Revoke, frames: Sequence[Frame]) -> object:
+        return await self._guests.revoke(message.member)
 
     # ------------------------------------------------------------ inside
 

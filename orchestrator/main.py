@@ -28,12 +28,16 @@ from wire.errors import DCNRError, UsageError
 if TYPE_CHECKING:
     import structlog
 
+    from orchestrator.guests import Guests
     from orchestrator.service import Service
+    from wire.keys import KeyPair
+    from wire.messages import Admitted
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 NAME = "orchestrator"
 READY = "orchestrator.json"
 HOME_CHECK_S = 2.0
+TOKEN_S = 86_400.0
 LOCK_S = 2.0
 """So long is another's lock waited for: one that was killed keeps it until the system has ended its last thread."""
 
@@ -65,6 +69,9 @@ def make_parser() -> argparse.ArgumentParser:
                         help="a PNode without a sign of life for so long is suspected (%(default)g)")  # fmt: skip
     parser.add_argument("--recover-limit", type=float, default=RECOVER_S, metavar="SECONDS",
                         help="how long a session waits for room after a loss (%(default)g)")  # fmt: skip
+    parser.add_argument("--keys", action="store_true",
+                        help="let in only who has an admitted key, at a loopback address too; makes the keys, and "
+                        "prints the command that joins a PNode")  # fmt: skip
     parser.add_argument("--log-level", default="info", choices=tuple(LEVELS))
     return parser
 
@@ -88,10 +95,12 @@ def run(argv: Sequence[str] | None = None) -> int:
 async def _serve(arguments: argparse.Namespace) -> int:
     from importlib.metadata import version
 
+    from orchestrator.guests import Guests
     from orchestrator.service import Service
     from storage.open import open_store
+    from wire.admission import Admission
     from wire.endpoint import check_address
-    from wire.zmq_bus import ZmqBus
+    from wire.zmq_bus import ZmqBus, is_loopback
 
     check_limits(arguments.lease, arguments.recover_limit)
     for address in arguments.advertise:
@@ -103,16 +112,24 @@ async def _serve(arguments: argparse.Namespace) -> int:
         store = open_store(arguments.store or (home / "store").as_uri())
         if arguments.advertise_store:
             open_store(arguments.advertise_store)  # it can be one
-        bus = ZmqBus(NAME, bind=arguments.bind, advertise=arguments.advertise)
+        keyed = arguments.keys or not is_loopback(arguments.bind)
+        keys, clients = _keys(home, make=arguments.keys) if keyed else (None, [])
+        admission = Admission() if keys is not None else None
+        bus = ZmqBus(NAME, bind=arguments.bind, advertise=arguments.advertise, keys=keys, admission=admission)
+        bus.on_refusal(lambda text: log.warning("refused", text=text))
         service = Service(
             bus, store, home, log, lease_s=arguments.lease, recover_s=arguments.recover_limit, version=version("dcnr"),
             store_url=arguments.advertise_store,
         )  # fmt: skip
+        if keys is not None and admission is not None:
+            service.guests = Guests(service, admission, keys, clients)
         signals = _watch_signals(service)
         try:
             await _load_what_is_needed(service)
             await service.open()
             mark = _announce(home, service)
+            if service.guests is not None:
+                await _invite(service.guests)
             watch = asyncio.ensure_future(_watch_home(home, mark, service))
             try:
                 await service.run()
@@ -146,6 +163,26 @@ def check_limits(lease_s: float, recover_s: float) -> None:
             "a PNode that restarts needs that long to be known again",
             hint="raise --recover-limit or lower --lease",
         )
+
+
+def _keys(home: Path, *, make: bool) -> tuple[KeyPair | None, list[Admitted]]:
+    """This orchestrator's keys, if it is to have any, and the client of the same home folder."""
+    from wire.joining import client_id
+    from wire.keys import load, load_or_make
+    from wire.messages import Admitted
+    from wire.roles import CLIENT
+
+    keys = load_or_make(home) if make else load(home)
+    if keys is None:
+        return None, []
+    client = load_or_make(home / "client").public
+    return keys, [Admitted(client, client_id(client), CLIENT)]
+
+
+async def _invite(guests: Guests) -> None:
+    """Print how a PNode joins: a secret, so it goes to whoever started this, and into no log."""
+    invitation = await guests.invite("pnode", -1, TOKEN_S)
+    print(f"dcnr pnode --join {invitation.token}", flush=True)
 
 
 def _home(given: Path | None) -> Path:
@@ -192,6 +229,7 @@ def _announce(home: Path, service: Service) -> dict[str, Any]:
         "addresses": me.addresses,
         "pid": os.getpid(),
         "boot": me.boot,
+        "key": me.key,
         "term": service.term,
         "cluster": service.truth.term.cluster,
         "store": service.store.url,

@@ -104,6 +104,8 @@ class Members:
         report_s = min(membership.REPORT_EVERY_S, lease_s / 5)
         url, cluster = service.store_url, service.truth.term.cluster
         answer = Registered(command.request_id, command.incarnation, service.term, lease_s, report_s, url, cluster)
+        if service.guests is not None:
+            service.guests.tell(command.peer)
         service.send(command.peer, answer)
         if fresh:
             self._index(command.pnode)

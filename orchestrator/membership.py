@@ -223,7 +223,8 @@ class Membership:
 
     def register(self, message: Register, sender: PeerRef, now: float, wall: float) -> list[Command]:
         """A PNode asks to be a member."""
-        peer = PeerRef(message.peer.id, message.peer.boot or sender.boot, message.peer.addresses or sender.addresses)
+        known = message.peer
+        peer = PeerRef(known.id, known.boot or sender.boot, known.addresses or sender.addresses, sender.key)
         if peer.boot != sender.boot or sender.id != message.pnode:
             text = f"{sender.id} (boot {sender.boot}) asked to be registered as {message.pnode} (boot {peer.boot})"
             return [Refuse(message.request_id, sender, "identity", text, "a PNode registers itself")]

@@ -29,7 +29,7 @@ from storage.retention import newest_complete
 from storage.store import CorruptError, NotFoundError, StoreUnavailableError
 from storage.transfer import check_verified
 from wire.errors import DCNRError
-from wire.messages import CodedEdges, Deployment, Message, Part, Prepare
+from wire.messages import CodedEdges, Deployment, Message, Part, PeerRef, Prepare
 from wire.refusals import STALE_EPOCH, STALE_TERM, STORE_AWAY, SUPERSEDED, UNHEALTHY
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 SURVEY_RETRY_S = 2.0
 TRIES = 5
 READERS = 4
+MAX_RELAYS = 4
 SOUND = frozenset({STORE_AWAY, UNHEALTHY, SUPERSEDED, STALE_TERM, STALE_EPOCH})
 """Codes of refusals to prepare that say nothing about the checkpoint."""
 
@@ -225,9 +226,18 @@ class Placing:
             checkpoint_every=record.checkpoint_every,
             trace=record.trace,
             codecs=record.codecs or [],
+            relays=self._relays(),
         )
         message = Prepare(service.new_id(), record.session, deployment.epoch, 0, service.term)
         return message, [msgspec.msgpack.encode(body)]
+
+    def _relays(self) -> list[PeerRef]:
+        """Who can join members that can only dial, if there are two of these."""
+        hidden = [peer for peer in self._driver.peers.values() if not peer.addresses]
+        if len(hidden) < 2:
+            return []
+        living = self._driver.service.membership.living()
+        return [member.peer for member in living if member.peer.addresses and member.peer.key][:MAX_RELAYS]
 
     # ------------------------------------------------------------ taking over
 

@@ -24,6 +24,7 @@ from orchestrator.catalog import Catalog
 from orchestrator.damage import Damage
 from orchestrator.driver import SessionDriver
 from orchestrator.eventlog import EventLog
+from orchestrator.guests import Guests
 from orchestrator.handlers import Handlers
 from orchestrator.lifecycle import ACTIVE, RECOVER_S, Limits, State
 from orchestrator.members import Members
@@ -58,6 +59,7 @@ from wire.messages import (
     RunHeld,
 )
 
+NAME = "orchestrator"
 TICK_S = 0.25
 FLUSH_S = 1.0
 DURABLE_STOP_S, TASKS_STOP_S = 4.0, 0.5
@@ -113,6 +115,8 @@ class Service:
         self.vigil = Vigil(self, gap_s=max(2 * TICK_S, min(2.0, lease_s / 5)))
         self.members = Members(self)
         self._handlers = Handlers(self)
+        self.guests: Guests | None = None
+        """The allow-list, where there are keys."""
 
     # ------------------------------------------------------------ small things for everybody
 
@@ -188,9 +192,13 @@ class Service:
         self.bus.on_message(self._on_message)
         self.bus.on_loss(self._on_loss)
         self.bus.on_break(self._on_break)
+        if self.guests is not None:
+            await self.guests.open(NAME)
         await self.bus.start()
         path = self._home / "registry.sqlite"
         term = await self.truth.raise_term(self.bus.me, cluster=cluster_of(path))
+        if self.guests is not None:
+            await self.guests.store(NAME)
         granted = await self.truth.incarnations()
         self.last_epochs = await self.truth.epochs()
         self.registry = Registry(path, term.cluster)

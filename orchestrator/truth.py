@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import msgspec
 
+from orchestrator.allowlist import MEMBERS_KEY, MembersRecord
 from orchestrator.records import (
     EPOCHS_KEY,
     INCARNATIONS_KEY,
@@ -74,14 +75,14 @@ class Truth:
 
     async def raise_term(self, me: PeerRef | None = None, *, cluster: str = "") -> TermRecord:
         """Make this process the orchestrator: a term that nobody had before. `cluster`: its id, should it be lost."""
-        boot, addresses = (me.boot, me.addresses) if me is not None else (new_boot(), [])
+        boot, addresses, key = (me.boot, me.addresses, me.key) if me is not None else (new_boot(), [], "")
         for _ in range(TRIES):
             found = await self._sound(TERM_KEY, TermRecord)
             if TERM_KEY in self.damaged:
                 found = TermRecord(cluster or f"{new_boot():x}"[-12:], await self._highest_term() + TERM_GAP)
             elif found is None:
                 found = TermRecord(f"{new_boot():x}"[-12:], 0)
-            fresh = TermRecord(found.cluster, found.term + 1, addresses, boot)
+            fresh = TermRecord(found.cluster, found.term + 1, addresses, boot, key=key)
             try:
                 self._etags[TERM_KEY] = await self._put(TERM_KEY, seal(fresh))
             except ConflictError:
@@ -138,6 +139,15 @@ class Truth:
     async def any_networks(self) -> bool:
         """Whether there is a record of a network, sound or not."""
         return bool(await self._keys(NETWORKS_PREFIX))
+
+    async def members(self) -> MembersRecord:
+        """The allow-list."""
+        return await self._read(MEMBERS_KEY, MembersRecord) or MembersRecord()
+
+    async def put_members(self, record: MembersRecord) -> None:
+        """Write it. Raises `SupersededError`, `OvertakenError`."""
+        async with self._lock:
+            await self._write(MEMBERS_KEY, record)
 
     async def networks(self) -> list[NetworkRecord]:
         """All networks whose records are sound."""

@@ -27,13 +27,17 @@ from pnode.hub import Bounds, Hub
 from pnode.lag import LoopLag
 from pnode.measure import environment, make_profile, tune_thread
 from pnode.membership import Membership
+from pnode.relays import Relays
 from pnode.session import Session
 from storage.open import open_store
 from storage.store import Store
+from wire.admission import Admission
 from wire.bus import Bus
+from wire.codec import read_body
 from wire.ending import CLOSING_S, END_S
 from wire.errors import DCNRError, RemoteError
 from wire.messages import (
+    Admitted,
     Committed,
     GradientReport,
     Heartbeat,
@@ -45,12 +49,15 @@ from wire.messages import (
     InferHop,
     InferInput,
     InspectRun,
+    Members,
     Message,
     Ok,
     PeerRef,
     Prepare,
     Profile,
     Refused,
+    RelayOpen,
+    RelayTicket,
     Release,
     ReportNow,
     ShutDown,
@@ -78,6 +85,8 @@ class Options:
     store: str = ""
     version: str = ""
     bounds: Bounds = field(default_factory=Bounds)
+    told: PeerRef | None = None  # the orchestrator with its key, where there are keys
+    admission: Admission | None = None
 
 
 class Daemon:
@@ -91,6 +100,7 @@ class Daemon:
         self, options: Options, bus: Bus, log: structlog.typing.FilteringBoundLogger, *,
         clock: Callable[[], float] = time.monotonic, open_store: Callable[[str], Store] = open_store,
         make_compute: Callable[[str], ComputeThread] | None = None, profile: Profile | None = None,
+        relays: Relays | None = None,
     ) -> None:  # fmt: skip
         self.options = options
         self.bus = bus
@@ -107,15 +117,15 @@ class Daemon:
         self._parts: list[asyncio.Task[None]] = []
         self._end_at: float | None = None
         self.hub = Hub(
-            options.name, bus, PeerRef("", 0, [options.orchestrator]), options.home, options.bounds, self._spawn, log,
-            clock=clock,
+            options.name, bus, options.told or PeerRef("", 0, [options.orchestrator]), options.home, options.bounds,
+            self._spawn, log, admission=options.admission, relays=relays, clock=clock,
         )  # fmt: skip
         self.computing = Computing(
             [torch.device(name) for name in options.devices], make_compute or self._compute_thread, clock, log,
             options.bounds.compute_s,
         )  # fmt: skip
         self.deployments = Deployments(self.hub, self.computing)
-        self.membership = Membership(self.hub, self, options.orchestrator, options.store, open_store, log)
+        self.membership = Membership(self.hub, self, options.store, open_store, log)
 
     @property
     def sessions(self) -> dict[str, Session]:
@@ -188,6 +198,8 @@ class Daemon:
         for compute, ended in zip(self.computing.threads, await asyncio.gather(*stops), strict=True):
             if not ended:
                 self.log.warning("compute thread did not end", device=compute.name)
+        if self.hub.relays is not None:
+            await self.hub.relays.close()
         await self.bus.close()
         if self.hub.store is not None:
             await self.hub.store.close()
@@ -296,6 +308,10 @@ class Daemon:
             case Prepare() | StartRun() | HoldRun() | Release():
                 if not self.membership.fenced(sender, message.request_id, message.term):
                     self._command(sender, message, frames)
+            case RelayOpen() | RelayTicket() if self.hub.relays is not None:
+                self.hub.relays.on(sender, message, self.hub.spawn)
+            case Members():
+                self._members(message, frames)
             case InspectRun():
                 self.deployments.control(sender, message)
             case Committed():
@@ -323,6 +339,17 @@ class Daemon:
                 request_id = getattr(message, "request_id", "")
                 if isinstance(request_id, str) and request_id:
                     self._refuse(sender, request_id, "not-here", f"a PNode does not answer {type(message).__name__}")
+
+    def _members(self, message: Members, frames: Sequence[memoryview]) -> None:
+        """The orchestrator sends the allow-list."""
+        if self.options.admission is None or not frames:
+            return
+        try:
+            entries: list[Admitted] = read_body(frames[0], list[Admitted])
+            if self.options.admission.replace(message.version, entries):
+                self.log.info("allow-list", version=message.version, entries=len(entries))
+        except DCNRError as error:
+            self.log.warning("allow-list not taken", version=message.version, error=str(error))
 
     def _command(
         self, sender: PeerRef, message: Prepare | StartRun | HoldRun | Release, frames: Sequence[memoryview]

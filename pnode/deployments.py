@@ -25,7 +25,7 @@ from pnode.memory import CutMemory
 from pnode.session import Session
 from storage.store import StoreUnavailableError
 from wire.codec import MessageError, read_body
-from wire.errors import DCNRError, RemoteError
+from wire.errors import DCNRError, RemoteError, UnreachableError
 from wire.messages import (
     Deployment,
     HoldRun,
@@ -43,6 +43,8 @@ from wire.refusals import STALE_EPOCH, SUPERSEDED
 REMEMBERED = 1000
 FETCH_AWAY_S = 20.0
 """A store that is away for so long while a session is prepared: the orchestrator is told, and tries again."""
+MEET_S = 15.0
+"""A peer that does not answer for so long while a session is prepared: likewise."""
 
 
 @dataclass(slots=True)
@@ -142,6 +144,7 @@ class Deployments:
             deployment = read_deployment(message, frames)
             seat.start_step = deployment.start_step
             compute, device = self._computing.least_used([session.compute for session in self.sessions.values()])
+            await self._meet(deployment)
             session = await deploy(
                 hub, deployment, fetch, seat.memory, epoch=message.epoch, replica=message.replica, compute=compute,
                 device=device,
@@ -167,6 +170,24 @@ class Deployments:
             seconds=round(hub.clock() - seat.since, 3),
         )  # fmt: skip
         self._answer(seat, Ok)
+
+    async def _meet(self, deployment: Deployment) -> None:
+        """Where nobody can dial this PNode, it dials the others now: they answer on its connections."""
+        hub, bus = self._hub, self._hub.bus
+        if bus.me.addresses:
+            return
+        others = [peer for pnode, peer in deployment.peers.items() if pnode != hub.name]
+        async with asyncio.TaskGroup() as group:
+            for peer in others:
+                if peer.addresses:
+                    group.create_task(bus.meet(peer, timeout_s=MEET_S))
+        hidden = [peer for peer in others if not peer.addresses]
+        if hidden and hub.relays is None:
+            text = f"neither {hub.name} nor {hidden[0].id} can be dialled"
+            raise UnreachableError(text, hint="in a cluster with keys a third PNode relays")
+        if hidden and hub.relays is not None:
+            for peer in await hub.relays.join(hidden, deployment.relays):
+                deployment.peers[peer.id] = peer
 
     # ------------------------------------------------------------------------------------ running
 

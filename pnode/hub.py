@@ -12,7 +12,9 @@ from typing import Any
 
 import structlog
 
+from pnode.relays import Relays
 from storage.store import Store
+from wire.admission import Admission
 from wire.bus import Bus
 from wire.messages import PeerRef
 
@@ -47,6 +49,8 @@ class Hub:
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     log: structlog.typing.FilteringBoundLogger
     environment: list[str] = field(default_factory=list)
+    admission: Admission | None = None  # where there are keys
+    relays: Relays | None = None  # likewise
     store: Store | None = None
     store_url: str = ""
     clock: Callable[[], float] = time.monotonic  # uvloop's own counts whole milliseconds

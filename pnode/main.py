@@ -22,6 +22,8 @@ from wire.loop import run as run_loop
 if TYPE_CHECKING:
     from pnode.daemon import Daemon, Options
     from storage.open import Remote
+    from wire.joining import Acquaintance
+    from wire.keys import KeyPair
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -35,8 +37,15 @@ def make_parser() -> argparse.ArgumentParser:
     """All options."""
     parser = _Parser(prog="dcnr-pnode", description="A PNode: computes the VNodes that an orchestrator places here.")
     parser.add_argument("--name", required=True, help="the PNode's id: 1 to 63 of a-z 0-9 - _")
-    parser.add_argument("--orchestrator", required=True, metavar="ADDRESS", help="such as tcp://127.0.0.1:7700")
-    parser.add_argument("--bind", default="tcp://127.0.0.1:0", metavar="ADDRESS", help="where to listen (%(default)s)")
+    parser.add_argument("--orchestrator", default="", metavar="ADDRESS", help="such as tcp://127.0.0.1:7700")
+    parser.add_argument("--join", default="", metavar="TOKEN",
+                        help="join this token's cluster, with keys (-: read it from stdin); needed once")  # fmt: skip
+    parser.add_argument("--joined", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--dial-only", action="store_true", help="listen nowhere: this machine can only dial out")
+    parser.add_argument("--relay", default="", metavar="ADDRESS|off",
+                        help="where to join others that can only dial; off: not at all (a free port)")  # fmt: skip
+    parser.add_argument("--bind", default="", metavar="ADDRESS",
+                        help="where to listen (tcp://127.0.0.1:0, and with keys tcp://0.0.0.0:0)")  # fmt: skip
     parser.add_argument("--advertise", action="append", default=[], metavar="ADDRESS",
                         help="where others reach this PNode, if not at the bound address; may be repeated")  # fmt: skip
     parser.add_argument("--device", action="append", default=[], metavar="cpu|cuda|cuda:N",
@@ -74,13 +83,66 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Run a PNode; the exit code. Every foreseen error is one line."""
     sleep_while_waiting()
     try:
-        arguments = make_parser().parse_args(argv)
+        given = list(sys.argv[1:] if argv is None else argv)
+        arguments = make_parser().parse_args(given)
+        if arguments.join:
+            run_loop(_join(arguments))
+            _begin_anew(given)
         return run_loop(_serve(arguments))
     except DCNRError as error:
         print(f"dcnr-pnode: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+
+
+async def _join(arguments: argparse.Namespace) -> None:
+    from wire.joining import join
+    from wire.tokens import read_token
+
+    token = read_token(sys.stdin.readline() if arguments.join == "-" else arguments.join)
+    if token.role != "pnode":
+        raise UsageError(f"this token is for a {token.role}", hint="dcnr node invite makes one for a PNode")
+    home = _home(arguments)
+    await join(home, token, arguments.name)
+
+
+def _begin_anew(given: list[str]) -> NoReturn:
+    """As a member, without the token: a command line can be read by everybody on the machine."""
+    rest: list[str] = []
+    skip = False
+    for part in given:
+        if not skip and part != "--join" and not part.startswith("--join="):
+            rest.append(part)
+        skip = part == "--join" and not skip
+    os.execv(sys.executable, [sys.executable, "-m", "pnode.main", *rest, "--joined"])
+
+
+def _home(arguments: argparse.Namespace) -> Path:
+    import platformdirs
+
+    from pnode.home import make_home
+
+    given: Path | None = arguments.home
+    if given is None:
+        given = Path(os.environ.get("DCNR_HOME") or platformdirs.user_data_path("dcnr")) / "pnodes" / arguments.name
+    make_home(given)
+    return given
+
+
+def _known(arguments: argparse.Namespace, home: Path) -> Acquaintance | None:
+    """The cluster that this home folder has joined, if that is the one that is meant."""
+    from wire.joining import remembered
+
+    known = remembered(home)
+    if arguments.joined or not arguments.orchestrator:
+        if known is None:
+            raise UsageError("which cluster?", hint="--join TOKEN, or --orchestrator ADDRESS")
+    elif known is None or arguments.orchestrator not in known.addresses:
+        return None
+    if known.id != arguments.name:
+        raise UsageError(f"{home} has joined as {known.id}, not as {arguments.name}", hint="give another --home")
+    return known
 
 
 def _devices(names: Sequence[str]) -> tuple[str, ...]:
@@ -102,20 +164,20 @@ def _devices(names: Sequence[str]) -> tuple[str, ...]:
 def _options(arguments: argparse.Namespace) -> Options:
     from importlib.metadata import version
 
-    import platformdirs
-
     from pnode.daemon import Options
-    from pnode.home import make_home
     from pnode.hub import Bounds
     from pnode.limits import check_order
     from pnode.measure import default_threads
+    from pnode.relays import OFF
     from wire.endpoint import check_address
     from wire.ids import checked_id
 
     try:
         checked_id(arguments.name, "PNode id")
-        for address in (arguments.orchestrator, *arguments.advertise):
+        for address in (*filter(None, [arguments.orchestrator]), *arguments.advertise):
             check_address(address)
+        if arguments.relay and arguments.relay != OFF:
+            check_address(arguments.relay)
     except MisuseError as error:
         raise UsageError(error.message, hint=error.hint) from error
     sizes = (arguments.cut_memory, arguments.cache_limit)
@@ -129,14 +191,13 @@ def _options(arguments: argparse.Namespace) -> Options:
         stalled_s=min(Bounds().stalled_s, arguments.compute_limit / 2), cut_bytes=int(arguments.cut_memory * 2**20),
     )  # fmt: skip
     check_order(bounds)
-    home = arguments.home or Path(
-        os.environ.get("DCNR_HOME") or platformdirs.user_data_path("dcnr")
-    ) / "pnodes" / arguments.name  # fmt: skip
-    make_home(home)
+    home = _home(arguments)
+    known = _known(arguments, home)
     return Options(
         name=arguments.name, orchestrator=arguments.orchestrator, home=home, devices=_devices(arguments.device),
         threads=arguments.threads or default_threads(), store=arguments.store, version=version("dcnr"),
-        bounds=bounds,
+        bounds=bounds, told=known.peer() if known is not None else None,
+        admission=known.admission() if known is not None else None,
     )  # fmt: skip
 
 
@@ -144,38 +205,49 @@ async def _serve(arguments: argparse.Namespace) -> int:
     from pnode.daemon import Daemon
     from pnode.logs import open_log
     from pnode.measure import tune_process
+    from pnode.relays import Relays
     from storage.open import open_store
+    from wire.keys import load
     from wire.zmq_bus import ZmqBus
 
     options = _options(arguments)
     tune_process()
     log = open_log(options.home, arguments.name, arguments.log_level)
-    bus = ZmqBus(options.name, bind=arguments.bind, advertise=arguments.advertise)
-    remote = _remote(arguments, options.name)
-    daemon = Daemon(options, bus, log, open_store=lambda url: open_store(url, remote))
+    keys = load(options.home) if options.admission is not None else None
+    if options.admission is not None and keys is None:
+        raise UsageError(f"the key of {options.home} is gone", hint="join anew: delete keys/cluster.json there")
+    bind = arguments.bind or (f"tcp://{'127.0.0.1' if keys is None else '0.0.0.0'}:0")
+    if arguments.dial_only:
+        bind = "" if keys is None else "tcp://127.0.0.1:0"  # for what a relay leads here
+    bus = ZmqBus(
+        options.name, bind=bind or None, advertise=arguments.advertise, keys=keys, admission=options.admission,
+        reachable=not arguments.dial_only,
+    )  # fmt: skip
+    bus.on_refusal(lambda text: log.warning("refused", text=text))
+    relays = Relays(bus, options.admission, log, bind=arguments.relay) if options.admission is not None else None
+    remote = _remote(arguments, options.name, keys)
+    daemon = Daemon(options, bus, log, open_store=lambda url: open_store(url, remote), relays=relays)
     if arguments.metrics_port:
         from pnode.metrics import serve
 
         serve(daemon, arguments.metrics_port)
     _watch_signals(daemon)
-    log.info("starting", pid=os.getpid(), orchestrator=options.orchestrator, threads=options.threads)
+    log.info("starting", pid=os.getpid(), orchestrator=daemon.hub.orchestrator.addresses, threads=options.threads)
     await daemon.run()
     log.info("ended")
     return 0
 
 
-def _remote(arguments: argparse.Namespace, name: str) -> Remote:
-    """How this PNode reaches a storage service: under its own name, and what it fetches is kept on this machine."""
+def _remote(arguments: argparse.Namespace, name: str, keys: KeyPair | None) -> Remote:
+    """How this PNode reaches a storage service: as itself, and what it fetches is kept on this machine."""
     import platformdirs
 
-    from storage.open import Remote
+    from storage.open import Remote, keyed_bus
     from storage.remote.cache import BlobCache
-    from storage.remote.connection import STORE_LIMITS
-    from wire.zmq_bus import ZmqBus
 
     folder = arguments.cache or Path(os.environ.get("DCNR_HOME") or platformdirs.user_cache_path("dcnr")) / "cache"
     limit = int(arguments.cache_limit * 2**30)
-    return Remote(lambda: ZmqBus(name, limits=STORE_LIMITS), BlobCache(folder.absolute(), limit) if limit else None)
+    return Remote(lambda key: keyed_bus(name, keys, key), BlobCache(folder.absolute(), limit) if limit else None)
 
 
 def _watch_signals(daemon: Daemon) -> None:

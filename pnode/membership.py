@@ -26,12 +26,15 @@ from storage.terms import read_term
 from wire.directory import check_address
 from wire.errors import DCNRError, UnreachableError
 from wire.ids import new_request_id
-from wire.messages import Goodbye, Heartbeat, HeartbeatAck, PeerRef, Profile, Refused, Register, Registered
+from wire.messages import Admitted, Goodbye, Heartbeat, HeartbeatAck, PeerRef, Profile, Refused, Register, Registered
 from wire.requests import RefusedError
+from wire.roles import ORCHESTRATOR
 
 REGISTER_S = 5.0
 BACK_OFF_S, MAX_BACK_OFF_S = 0.25, 10.0
 READ_TERM_S = 10.0
+MAX_TOLD = 8
+"""Different reasons why no orchestrator takes this PNode that are logged, until one does."""
 FINAL = frozenset({"held", "identity", "full", "odd-answer"})
 """Refusals after which it makes no sense to ask again."""
 
@@ -50,7 +53,7 @@ class Membership:
     """See the module. `store`: fixed by an option, "" for the orchestrator's."""
 
     def __init__(
-        self, hub: Hub, member: Member, address: str, store: str, open_store: Callable[[str], Store],
+        self, hub: Hub, member: Member, store: str, open_store: Callable[[str], Store],
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:  # fmt: skip
         self.standing = Standing(hub.clock())
@@ -62,7 +65,7 @@ class Membership:
         self._log = log
         self._away = asyncio.Event()
         self._away.set()
-        self._told = PeerRef("", 0, [address])  # by an option
+        self._told = hub.orchestrator  # by an option or a token
         self._candidates = [self._told]
         self._file = memory_file(hub.home, hub.name)
         self._remembered: Remembered | None = None
@@ -76,14 +79,14 @@ class Membership:
         await self._recall()
         while True:
             await self._away.wait()
-            told, back_off = False, BACK_OFF_S
+            told, back_off = set[str](), BACK_OFF_S
             while self._away.is_set():
                 problem = await self._try(self._candidates[0], profile)
                 if not problem:
                     break
-                if not told:
+                if problem not in told and len(told) < MAX_TOLD:
                     self._log.warning("not registered, trying again", problem=problem)
-                    told = True
+                    told.add(problem)
                 if self._hub.bus.queued_bytes(self._candidates[0]):
                     self._hub.bus.forget(self._candidates[0])  # it took nothing: no pile of questions for whoever comes
                 self._candidates.append(self._candidates.pop(0))
@@ -146,16 +149,18 @@ class Membership:
             return
         self._remembered = found
         self.standing.recall(found.cluster, found.term)
-        if found.addresses != self._told.addresses:
-            self._candidates = [self._told, PeerRef("", 0, found.addresses)]
+        moved = (found.addresses, found.key) != (self._told.addresses, self._told.key)
+        if moved and self._trusts(found.key):
+            self._candidates = [self._told, PeerRef("", 0, found.addresses, found.key)]
         self._log.info("remembered", cluster=found.cluster, term=found.term, addresses=found.addresses)
 
     async def _remember(self, orchestrator: PeerRef) -> None:
         """For the next process of this PNode."""
         standing = self.standing
         known = Remembered(
-            self._told.addresses[0], standing.cluster, standing.term, orchestrator.addresses, self._hub.store_url
-        )
+            self._told.addresses[0], standing.cluster, standing.term, orchestrator.addresses, self._hub.store_url,
+            key=orchestrator.key,
+        )  # fmt: skip
         if known == self._remembered:
             return
         try:
@@ -188,10 +193,21 @@ class Membership:
         except (DCNRError, TimeoutError) as error:
             self._log.info("no term to be read", error=str(error))
             return
-        found = PeerRef("", 0, record.addresses)
+        if not self._trusts(record.key):
+            return
+        found = PeerRef("", 0, record.addresses, record.key)
         if found not in self._candidates:
             self._log.warning("the store names another orchestrator", term=record.term, addresses=record.addresses)
             self._candidates = [found, self._told]
+
+    def _trusts(self, key: str) -> bool:
+        """Whether an orchestrator of this key may be talked to, as far as keys go; it is let in then."""
+        admission = self._hub.admission
+        if admission is None:
+            return True
+        if key:
+            admission.pin(Admitted(key, ORCHESTRATOR, ORCHESTRATOR))
+        return bool(key)
 
     # ------------------------------------------------------------------------------------ reporting
 

@@ -16,6 +16,7 @@ from storage.sealed import seal, unseal
 from storage.store import CorruptError
 from storage.temporary import new_temporary, sweep
 from wire.directory import is_address
+from wire.keys import is_key
 from wire.limits import ADDRESSES
 
 MAX_BYTES = 16 * 1024
@@ -31,6 +32,8 @@ class Remembered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     addresses: list[str]
     store: str = ""
     version: int = VERSION
+    key: str = ""
+    """The orchestrator's public key, where there are keys."""
 
 
 def memory_file(home: Path, name: str) -> Path:
@@ -72,6 +75,8 @@ def _problem(found: Remembered) -> str:
         return f"it names the cluster {found.cluster!r} and the term {found.term}"
     if not 0 < len(found.addresses) <= ADDRESSES or not all(map(is_address, found.addresses)):
         return "its addresses can't be dialled"
+    if found.key and not is_key(found.key):
+        return "the orchestrator's key is none"
     return ""
 
 

@@ -23,6 +23,8 @@ class TermRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     boot: int = 0
     """Of its process: no two records are the same, so each of two that write at once knows which of them won."""
     version: int = 1
+    key: str = ""
+    """The orchestrator's public key, "" where there are no keys."""
 
 
 async def read_term(store: Store) -> TermRecord | None:

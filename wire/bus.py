@@ -69,6 +69,12 @@ class Bus(Protocol):
         `wire.requests.RefusedError` when the answer is `Refused`.
         """
 
+    async def meet(self, to: PeerRef, *, timeout_s: float) -> None:
+        """Make the link to a peer stand, without a message: so that one that can't dial this process can send to it.
+
+        Raises `wire.errors.UnreachableError` at the deadline, `wire.errors.MisuseError` as `send` does.
+        """
+
     def queued_bytes(self, to: PeerRef) -> int:
         """Bytes sent to this peer that it has not acknowledged."""
 

@@ -13,11 +13,14 @@ from wire.packets import Kind
 
 
 class Route(NamedTuple):
-    """How to reach a process: dial `address`, or, where that is "", its own connection to us (by id and boot)."""
+    """How to reach a process: dial `address`, or, where that is "", its own connection to us (by id and boot).
+
+    `key`: the public key that whoever answers there must have; "" where there are no keys."""
 
     id: str
     boot: int
     address: str
+    key: str = ""
 
 
 class Transmit(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from wire.commands import Command, Release
+from wire.commands import Command, Release, Route
 from wire.errors import MisuseError
 from wire.ids import checked_id
 from wire.limits import ADDRESS_CHARS, ADDRESSES, Limits
@@ -72,7 +72,9 @@ class Directory:
         if not to.addresses:
             return self._latest.get(to.id)
         found = self._by_address.get(to.addresses[0])
-        return found if found is not None and to.id in ("", found.ref.id) else None
+        if found is None or to.id not in ("", found.ref.id) or to.key not in ("", found.ref.key):
+            return None
+        return found
 
     def find(self, to: PeerRef, now: float, out: list[Command]) -> Peer | None:
         """The peer to send to, made if need be; None if it is a boot that is known to be dead. Raises `MisuseError`."""
@@ -81,11 +83,16 @@ class Directory:
             return found
         if not to.addresses:
             raise MisuseError(f"no address and no link to {to.id or 'an unnamed peer'}")
+        if self.me.key and not to.key:
+            raise MisuseError(
+                f"no key is known of {to.id or 'whoever answers'} at {to.addresses[0]}",
+                hint="this process has keys, and talks to nobody without; is its token or context complete?",
+            )
         if to.id:
             checked_id(to.id, "peer id")
         for address in to.addresses:
             check_address(address)
-        peer = self.add(PeerRef(to.id, to.boot, list(to.addresses)), now, out)
+        peer = self.add(PeerRef(to.id, to.boot, list(to.addresses), to.key), now, out)
         if not to.boot:
             self._by_address[to.addresses[0]] = peer
         return peer
@@ -160,12 +167,13 @@ class Directory:
             del self._latest[peer.ref.id]
         for address in [address for address, other in self._by_address.items() if other is peer]:
             del self._by_address[address]
-        if not self.reaches(peer.route.address):
+        if not self.reaches(peer.route):
             out.append(Release(peer.route))
 
-    def reaches(self, address: str) -> bool:
-        """Whether a peer is reached by dialling this address."""
-        return any(peer.route.address == address for peer in self._by_stream.values())
+    def reaches(self, route: Route) -> bool:
+        """Whether a peer is reached by dialling as this route says."""
+        where = route[2:]
+        return any(peer.route[2:] == where for peer in self._by_stream.values())
 
     def bury(self, peer: Peer, reason: str) -> None:
         """Its boot never speaks again."""

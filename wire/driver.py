@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from wire.admission import Admission
 from wire.bus import BreakHandler, Buffer, Handler, LossHandler
 from wire.codec import Payload
 from wire.commands import Command, Deliver, Lost, Release, Route, Transmit
@@ -25,9 +26,12 @@ from wire.limits import LIMITS, Limits
 from wire.link import QueueFull
 from wire.messages import Message, Ok, PeerRef, Refused
 from wire.requests import AnswerMemory, RefusedError, Standing, is_exchange, request_id_of
+from wire.roles import may_send
 
 TICK_S = 0.005
 """Timers closer together than this fire together."""
+MEET_S = 0.02
+"""How often it's looked whether a link stands that somebody waits for."""
 
 
 class Handle(Protocol):
@@ -76,6 +80,7 @@ class Driver(ABC):
         self._handler: Handler | None = None
         self._loss_handler: LossHandler | None = None
         self._break_handler: BreakHandler | None = None
+        self._admission: Admission | None = None  # of a bus with keys: who may send what
         self._questions: dict[str, _Question] = {}
         self._memory = AnswerMemory(limits)
         self._upcalls: deque[Deliver | Lost] = deque()
@@ -106,6 +111,17 @@ class Driver(ABC):
 
     def _call_soon(self, what: Callable[[], None]) -> None:
         self._running_loop.call_soon(what)
+
+    def _wall(self) -> float:
+        """The clock that admissions end by."""
+        return time.time()
+
+    def _trouble(self, to: PeerRef) -> str:
+        """What is known of why this peer can't be reached; "" if nothing."""
+        return ""
+
+    def _told(self, subject: str, text: str) -> None:  # noqa: B027, a bus without keys refuses nobody
+        """Something was refused, for the log."""
 
     def _failed(self, error: Exception) -> None:
         """A handler raised; the bus goes on."""
@@ -160,8 +176,10 @@ class Driver(ABC):
             async with asyncio.timeout(timeout_s):
                 answer, its_frames = await self._persist(question, frames)
         except TimeoutError:
+            trouble = self._trouble(to)
             raise UnreachableError(
-                f"{_named(to)} did not answer {type(message).__name__} within {timeout_s:g} s",
+                f"{_named(to)} did not answer {type(message).__name__} within {timeout_s:g} s"
+                + (f": {trouble}" if trouble else ""),
                 hint="is it running, and reachable from here?",
             ) from None
         finally:
@@ -192,6 +210,22 @@ class Driver(ABC):
                         break
             if question.lost:
                 await asyncio.sleep(self._limits.hello_s)
+
+    async def meet(self, to: PeerRef, *, timeout_s: float) -> None:
+        """Make the link to a peer stand; see `wire.bus.Bus.meet`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    self._usable()
+                    stands = self._links.greet(to, self._now(), self._out)
+                    self._settle(later=True)
+                    if stands:
+                        return
+                    await asyncio.sleep(MEET_S)
+        except TimeoutError:
+            trouble = self._trouble(to)
+            text = f"{_named(to)} did not answer within {timeout_s:g} s" + (f": {trouble}" if trouble else "")
+            raise UnreachableError(text, hint="is it running, and reachable from here?") from None
 
     def queued_bytes(self, to: PeerRef) -> int:
         """Bytes sent to this peer that it has not acknowledged."""
@@ -276,7 +310,7 @@ class Driver(ABC):
             released = self._out.copy()
             self._out.clear()
             for command in released:
-                if type(command) is Release and not self._links.reaches(command.route.address):
+                if type(command) is Release and not self._links.reaches(command.route):
                     self._release(command.route)
         if self._in_upcall or not self._upcalls:
             return
@@ -305,6 +339,8 @@ class Driver(ABC):
 
     def _deliver(self, command: Deliver) -> None:
         message, sender = command.message, command.sender
+        if self._admission is not None and not self._may(sender, message):
+            return
         if is_exchange(message):
             question = self._questions.get(request_id_of(message))
             if question is not None and _answers(question, sender, message):
@@ -321,6 +357,23 @@ class Driver(ABC):
                         return
         if self._handler is not None:
             self._handler(sender, message, command.frames)
+
+    def _may(self, sender: PeerRef, message: Message) -> bool:
+        """Whether the sender's role allows such a message; if not, it is told so."""
+        if sender == self.me:
+            return True
+        assert self._admission is not None
+        entry = self._admission.find(sender.key, self._wall())
+        if entry is not None and entry.id == sender.id and may_send(entry.role, message):
+            return True
+        role = entry.role if entry is not None else "nobody"
+        kind = type(message).__name__
+        self._told(f"{sender.key} {kind}", f"refused {kind} of {sender.id}: its role is {role}")
+        request_id = request_id_of(message)
+        if entry is not None and request_id and not isinstance(message, Ok | Refused):
+            text = f"{sender.id} may not send {kind}: its role is {role}"
+            self._links.send(sender, Refused(request_id, "role", text), (), None, self._now(), self._out)
+        return False
 
     def _lost(self, command: Lost) -> None:
         peer = command.peer

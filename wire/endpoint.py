@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from wire.assembly import Assembly, BufferPool
@@ -45,11 +45,14 @@ __all__ = ["Endpoint", "Source", "check_address"]
 
 class Source(NamedTuple):
     """Whom a packet's connection belongs to: the identity it gave; of a connection we dialled ourselves id "", and
-    whoever answers at that address is believed to be who it says."""
+    whoever answers at that address is believed to be who it says.
+
+    `key`: the public key that the connection proved. Then `id` is its owner's, and boot 0 on connections we dialled."""
 
     id: str
     boot: int
     lane: int
+    key: str = ""
 
 
 class Endpoint:
@@ -102,6 +105,17 @@ class Endpoint:
             out.append(peer.hello(now))
         self._time(peer, now)
 
+    def greet(self, to: PeerRef, now: float, out: list[Command]) -> bool:
+        """Make a link, with nothing to send yet; whether it stands. Raises `MisuseError`."""
+        peer = self._directory.find(to, now, out)
+        if peer is None:
+            return False
+        if peer.state is State.GREETING and peer.greeting_since is None:
+            peer.greeting_since = now
+            out.append(peer.hello(now))
+            self._time(peer, now)
+        return peer.state is State.UP
+
     def queued_bytes(self, to: PeerRef) -> int:
         """Bytes sent to this peer that it has not acknowledged."""
         peer = self._directory.known(to)
@@ -111,9 +125,9 @@ class Endpoint:
         """Whether everything sent was acknowledged."""
         return not any(peer.queued_bytes for peer in self._directory)
 
-    def reaches(self, address: str) -> bool:
-        """Whether a peer is reached by dialling this address."""
-        return self._directory.reaches(address)
+    def reaches(self, route: Route) -> bool:
+        """Whether a peer is reached by dialling as this route says."""
+        return self._directory.reaches(route)
 
     def heard(self, now: float) -> list[PeerRef]:
         """The processes from which any valid packet came since the last call, or at the very time of it."""
@@ -134,6 +148,13 @@ class Endpoint:
         if peer is not None:
             self._drop(peer, out)
 
+    def expel(self, refusal: Callable[[PeerRef], str], out: list[Command]) -> None:
+        """Lose every peer for which `refusal` gives a reason: its key was taken off the list."""
+        for peer in self._directory:
+            reason = refusal(peer.ref)
+            if reason:
+                self._lose(peer, reason, out)
+
     def close(self, reason: str, out: list[Command]) -> None:
         """Say goodbye to everybody."""
         for peer in self._directory:
@@ -153,7 +174,7 @@ class Endpoint:
         except HeaderError:
             self.counters["refused_headers"] += 1
             return
-        bound = packet.src == source.id and packet.src_boot == source.boot
+        bound = packet.src == source.id and source.boot in (0, packet.src_boot)
         if not (bound or not source.id) or not packet.src_boot or not is_id(packet.src):
             self.counters["refused_sources"] += 1
             return
@@ -170,7 +191,7 @@ class Endpoint:
         elif self._directory.dead((packet.src, packet.src_boot)):
             self.counters["refused_dead"] += 1
         else:
-            self._handshake(packet, now, out)
+            self._handshake(packet, source.key, now, out)
 
     def _linked(self, peer: Peer, packet: Linked, frames: Sequence[Any], now: float, out: list[Command]) -> None:
         peer.heard_at = peer.sign_at = now
@@ -283,24 +304,27 @@ class Endpoint:
 
     # ------------------------------------------------------------ handshake
 
-    def _handshake(self, packet: Packet, now: float, out: list[Command]) -> None:
+    def _handshake(self, packet: Packet, proved: str, now: float, out: list[Command]) -> None:
         key = (packet.src, packet.src_boot)
         match packet:
             case Hello() if introduces(packet.me, key):
                 if packet.dst not in ("", self.me.id) or packet.dst_boot not in (0, self.me.boot):
-                    out.append(self._gone(packet, _route(packet.me)))
+                    out.append(self._gone(packet, _route(_proved(packet.me, proved))))
                     return
                 peer = self._directory.by_boot.get(key)
+                if peer is not None and peer.ref.key != proved:
+                    self._lose(peer, f"{packet.src} has another key now", out)
+                    peer = None
                 known = peer is not None
                 if peer is None:
                     self._replaced(packet.me, out)
                     if len(self._directory.by_boot) >= self.limits.peers:
                         self.counters["refused_peers"] += 1
                         return
-                    peer = self._directory.add(packet.me, now, out)
+                    peer = self._directory.add(_proved(packet.me, proved), now, out)
                 peer.heard_at = peer.sign_at = now
                 if not peer.ref.addresses and packet.me.addresses:
-                    peer.meet(packet.me)
+                    peer.meet(_proved(packet.me, proved))
                 if not packet.dst_boot and (known or peer.their_stream) and packet.stream != peer.their_stream:
                     # It does not know yet whom it greets, and may have another link to us, which goes on then.
                     out.append(peer.welcome(packet.stream))
@@ -311,11 +335,11 @@ class Endpoint:
                 self._time(peer, now)
             case Welcome() if introduces(packet.me, key) and packet.dst_boot == self.me.boot:
                 greeted = self._directory.of_stream(packet.yours)
-                if greeted is not None:
+                if greeted is not None and greeted.ref.key == proved:
                     self._welcomed(greeted, packet, now, out)
             case Gone() if introduces(packet.me, key) and packet.dst_boot == self.me.boot:
                 greeted = self._directory.of_stream(packet.yours)
-                if greeted is not None:
+                if greeted is not None and greeted.ref.key == proved:
                     self._refused(greeted, packet, now, out)
             case Bye() if packet.dst_boot == self.me.boot:
                 peer = self._directory.by_boot.get(key)
@@ -356,7 +380,7 @@ class Endpoint:
                 self._replaced(packet.me, out)
                 # The address that answered is the one that works; what it advertises may not be reachable from here.
                 others = [other for other in packet.me.addresses if other != address]
-                peer.meet(PeerRef(packet.src, packet.src_boot, [address, *others]))
+                peer.meet(PeerRef(packet.src, packet.src_boot, [address, *others], peer.ref.key))
                 self._directory.renew(peer)
                 self._directory.enter(peer)
                 out.append(peer.hello(now))  # now that it's known whom: our stream begins there, if it did not yet
@@ -465,8 +489,13 @@ def _plain(frame: Any) -> Payload:
     return view.cast("B") if view.nbytes else b""
 
 
+def _proved(ref: PeerRef, key: str) -> PeerRef:
+    """Whoever introduces itself, with the key that its connection proved, whatever it says itself."""
+    return ref if ref.key == key else PeerRef(ref.id, ref.boot, ref.addresses, key)
+
+
 def _route(ref: PeerRef) -> Route:
-    return Route(ref.id, ref.boot, ref.addresses[0] if ref.addresses else "")
+    return Route(ref.id, ref.boot, ref.addresses[0] if ref.addresses else "", ref.key)
 
 
 def _gone_reason(peer: Peer, here: PeerRef) -> str:

@@ -42,11 +42,26 @@ class TensorMeta(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class PeerRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A process on the bus: its name, the number it drew at start (0: not known yet), where it can be dialled."""
+    """A process on the bus: its name, the number it drew at start (0: not known yet), where it can be dialled.
+
+    `key`: its public key in Z85, "" where there are no keys. Of a sender it is the one that its connection proved.
+    """
 
     id: str
     boot: int = 0
     addresses: list[str] = []
+    key: str = ""
+
+
+class Admitted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One entry of an allow-list: a public key, whose it is, and what it may do (wire/roles.py)."""
+
+    key: str
+    id: str
+    role: str
+    until: float = 0.0  # wall clock; 0: for good
+    uses: int = 0  # of role "join": how often it may still join; -1: any number
+    grants: str = ""  # of role "join": what the joiner becomes
 
 
 # ---------------------------------------------------------------- answers to any request
@@ -199,6 +214,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trace: bool = False  # write parameters and gradients of every step below store_prefix (dcnr verify)
     max_uncommitted: int = 10  # cuts made and not known as committed, above which training waits
     codecs: list[CodedEdges] = []  # edges that are coded, whether they cross PNodes in this placement or not
+    relays: list[PeerRef] = []  # through whom members reach each other that can only dial
 
 
 class StartRun(Message, tag="start_run", frozen=True):
@@ -900,6 +916,91 @@ class StoreFinish(Message, tag="store_finish", frozen=True):
     etag: str
     size_bytes: int
     sha256: str
+
+
+# ---------------------------------------------------------------- who is let in
+
+
+class Join(Message, tag="join", frozen=True):
+    """Whoever has a token asks to be admitted under a name, with a key of its own."""
+
+    request_id: str
+    name: str
+    key: str
+
+
+class Joined(Message, tag="joined", frozen=True):
+    """Admitted. Frame 0: msgpack of list[Admitted], the allow-list of this version."""
+
+    request_id: str
+    id: str
+    role: str
+    version: int
+
+
+class Members(Message, tag="members", frozen=True):
+    """Orchestrator -> PNodes, at registration and at each change. Frame 0: list[Admitted]; only a newer one counts."""
+
+    version: int
+
+
+class MemberInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who is admitted, for people."""
+
+    id: str
+    role: str
+    fingerprint: str
+    until: float  # wall clock; 0: for good
+    uses: int  # of an invitation: how often it may still be used; -1: any number
+    grants: str  # of an invitation: what the joiner becomes
+
+
+class RelayOpen(Message, tag="relay_open", frozen=True):
+    """Asks a PNode that can be dialled to join two that can't: one stream from the sender to `to`."""
+
+    request_id: str
+    to: str
+
+
+class RelayTicket(Message, tag="relay_ticket", frozen=True):
+    """Answer to RelayOpen; with an empty request id, what the other end gets: where to dial, and what to say there.
+
+    `peer`: who is at the other end. The ticket is good for one connection, within 30 s.
+    """
+
+    request_id: str
+    peer: str
+    address: str
+    ticket: str
+
+
+class ListMembers(Message, tag="list_members", frozen=True):
+    """Body: list[MemberInfo]."""
+
+    request_id: str
+
+
+class Invite(Message, tag="invite", frozen=True):
+    """Make a token. Body: InviteInfo."""
+
+    request_id: str
+    grants: str  # "pnode" or "client"
+    uses: int  # -1: any number
+    lifetime_s: float  # 0: for good
+
+
+class InviteInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A token: a secret, shown once and not stored."""
+
+    token: str
+    member: MemberInfo
+
+
+class Revoke(Message, tag="revoke", frozen=True):
+    """Take an id or a fingerprint off the allow-list, at once. Body: MemberInfo."""
+
+    request_id: str
+    member: str
 
 
 class ShutDown(Message, tag="shut_down", frozen=True):

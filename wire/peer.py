@@ -76,7 +76,7 @@ class Peer:
     def _readdress(self) -> None:
         ref = self.ref
         address = ref.addresses[self._address_index % len(ref.addresses)] if ref.addresses else ""
-        self.route = Route(ref.id, ref.boot, address)
+        self.route = Route(ref.id, ref.boot, address, ref.key)
 
     @property
     def name(self) -> str:

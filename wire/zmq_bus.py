@@ -11,18 +11,24 @@ import asyncio
 import contextlib
 import ipaddress
 import os
+import secrets
 import socket as sockets_of_the_system
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import zmq
 
+from wire.admission import Admission
 from wire.commands import Command, Route, Transmit
 from wire.directory import check_address
 from wire.driver import Driver
 from wire.endpoint import Endpoint, Source
-from wire.errors import DCNRError
+from wire.errors import DCNRError, MisuseError, UsageError
+from wire.guard import Guard
+from wire.handshakes import FAILED, SUCCEEDED, Event, Watch, trouble
 from wire.ids import Boot
+from wire.keys import KeyPair
 from wire.limits import DRAIN_BYTES, DRAIN_MESSAGES, LIMITS, LINGER_MS, Limits
 from wire.messages import CONTROL, LANES, PeerRef
 from wire.sockets import (
@@ -44,29 +50,42 @@ ROUTER_AGAIN_S, ROUTER_AGAIN_MAX_S = 0.002, 0.1
 IDENTITIES = 8192
 
 
+REDIAL_S, REDIAL_MAX_S = 5.0, 20.0
+"""A DEALER that has been without a connection for so long while packets wait is opened anew."""
+
+
 class BindError(DCNRError):
     """The address to listen on can't be had."""
 
     exit_code = 69
 
 
-class _Dealer:
-    """A DEALER with its outlet and, where it also receives, its inlet."""
+class OpenBindError(UsageError):
+    """An address that other machines reach, without keys."""
 
-    def __init__(self, socket: zmq.Socket[bytes], lane: int) -> None:
+
+class _Dealer:
+    """A DEALER with its outlet and, where it also receives, its inlet. `key`: what its address, key and lane are."""
+
+    def __init__(self, socket: zmq.Socket[bytes], key: tuple[str, str, int]) -> None:
         self.socket = socket
-        self.lane = lane
+        self.key = key
+        self.lane = key[2]
         self.outlet = Outlet(socket)
         self.inlet = Inlet(socket)
         self.fd = int(socket.getsockopt(zmq.FD))
         self.watched = False
+        self.blocked_at: float | None = None  # since when it takes nothing: it has no connection
+        self.handshake: Watch | None = None
 
 
 class ZmqBus(Driver):
     """`wire.bus.Bus` over ZeroMQ.
 
     `bind`: where to listen, such as `tcp://127.0.0.1:0` (any free port) or `tcp://[::1]:7700`; None for a process that
-    only dials. `advertise`: the addresses that others should dial, if not the bound one.
+    only dials. `advertise`: the addresses that others should dial, if not the bound one. `keys` and `admission`: CURVE
+    on every connection, and who is let in; without them it binds to loopback only. `reachable` False: what it binds
+    to is for relayed connections only (`wire.splice`), and nobody is told of it.
     """
 
     def __init__(
@@ -77,9 +96,24 @@ class ZmqBus(Driver):
         advertise: Sequence[str] = (),
         boot: Boot | None = None,
         limits: Limits = LIMITS,
+        keys: KeyPair | None = None,
+        admission: Admission | None = None,
+        reachable: bool = True,
     ) -> None:
         super().__init__(peer_id, boot=boot, limits=limits)
+        if (keys is None) != (admission is None):
+            raise MisuseError("a bus with keys needs an allow-list, and one without keys has none")
+        self._admission = admission
+        self._guard: Guard | None = None
+        if keys is not None and admission is not None:
+            self._guard = Guard(keys, admission, lambda: self._wall())
+        self._troubles: dict[tuple[str, str], str] = {}
+        self._redial_timer: asyncio.TimerHandle | None = None
+        self._redial_s = REDIAL_S
         self._bind = bind
+        self._receives = bind is None or not reachable  # on the DEALERs that it opens
+        self.inner = ""
+        """Where it is bound."""
         self._advertise = list(advertise)
         self._pid = os.getpid()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -95,7 +129,7 @@ class ZmqBus(Driver):
         self._monitor: Monitor | None = None
         self._connections: dict[int, bytes] = {}  # identities by the descriptor of the connection for control
         self._broken: list[bytes] = []  # identities whose connection closed, until all that came over it is taken
-        self._dealers: dict[tuple[str, int], _Dealer] = {}
+        self._dealers: dict[tuple[str, str, int], _Dealer] = {}  # by address, key and lane
         self._dealer_numbers: dict[str, int] = {}  # by address: two of one peer's addresses never share an identity
         self._unroutable = 0
         self._bad_parts = 0
@@ -111,8 +145,15 @@ class ZmqBus(Driver):
         self._usable()
         if self._endpoint is not None:
             return
+        if self._guard is None and self._bind is not None and not is_loopback(self._bind):
+            raise OpenBindError(
+                f"{self._bind} is open to other machines, and there are no keys",
+                hint="dcnr keys makes them; or bind to tcp://127.0.0.1:PORT",
+            )
         tune_allocator()
         self._context = new_context()
+        if self._guard is not None:
+            self._guard.open(self._context, self._running_loop)
         addresses: list[str] = []
         if self._bind is not None:
             try:
@@ -120,16 +161,24 @@ class ZmqBus(Driver):
             except BaseException:
                 self._end()
                 raise
-        self._endpoint = Endpoint(PeerRef(self._id, self._boot, addresses), self._limits)
+        key = self._guard.keys.public if self._guard is not None else ""
+        self._endpoint = Endpoint(PeerRef(self._id, self._boot, addresses, key), self._limits)
+        if self._admission is not None:
+            self._admission.watch(self._expel)
         if self._router is not None:
-            self._monitor = Monitor(self._router)
-            self._running_loop.add_reader(self._monitor.fd, self._look_at_connections)
-            self._look_at_connections()  # its descriptor tells only whoever has found nothing once
+            if self._guard is None:  # a socket has one monitor, and with keys the doorkeeper has it
+                self._monitor = Monitor(self._router)
+                self._running_loop.add_reader(self._monitor.fd, self._look_at_connections)
+                self._look_at_connections()  # its descriptor tells only whoever has found nothing once
+            else:
+                self._guard.keeper.closed = lambda descriptor: self._closed_connections([descriptor])
             self._running_loop.add_reader(self._router_fd, self._drain_router)
 
     def _listen(self, bind: str) -> list[str]:
         assert self._context is not None
         self._router = router = new_router(self._context, ipv6="[" in bind)
+        if self._guard is not None:
+            self._guard.arm_router(self._context, router)
         try:
             router.bind(bind)
         except zmq.ZMQError as error:
@@ -140,8 +189,11 @@ class ZmqBus(Driver):
         self._router_inlet = Inlet(router)
         self._router_fd = int(router.getsockopt(zmq.FD))
         bound = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self.inner = bound
         for address in self._advertise:
             check_address(address)
+        if self._receives:
+            return []
         return self._advertise or [_dialable(bound)]
 
     async def close(self) -> None:
@@ -176,9 +228,13 @@ class ZmqBus(Driver):
             self._timer.cancel()
         if self._replies_timer is not None:
             self._replies_timer.cancel()
+        if self._redial_timer is not None:
+            self._redial_timer.cancel()
         for dealer in self._dealers.values():
             self._close_dealer(dealer)
         self._dealers.clear()
+        if self._guard is not None:
+            self._guard.close()
         if self._router is not None:
             if self._monitor is not None:
                 self._running_loop.remove_reader(self._monitor.fd)
@@ -207,40 +263,106 @@ class ZmqBus(Driver):
             self._reply(packet)
 
     def _dial(self, packet: Transmit) -> None:
-        dealer = self._dealers.get((packet.route.address, packet.lane))
+        _, _, address, key = packet.route
+        dealer = self._dealers.get((address, key, packet.lane))
         if dealer is None:
             try:
-                dealer = self._open_dealers(packet.route.address, packet.lane)
+                dealer = self._open_dealers(address, key, packet.lane)
             except zmq.ZMQError:  # an address that makes no sense to libzmq, or no descriptors left
                 self._unroutable += 1
                 return
-        if not dealer.outlet.put(packet) and not dealer.watched:
-            self._watch(dealer)
-        elif self._router is None:
+        if not dealer.outlet.put(packet):
+            if dealer.blocked_at is None:
+                dealer.blocked_at = self._now()
+                self._redial_later()
+            if not dealer.watched:
+                self._watch(dealer)
+        elif self._receives:
             self._running_loop.call_soon(self._dealer_ready, dealer)
 
-    def _open_dealers(self, address: str, lane: int) -> _Dealer:
+    def _open_dealers(self, address: str, key: str, lane: int) -> _Dealer:
         """Dial for one lane; for all, if that is also how this process receives."""
-        for needed in LANES if self._router is None else (lane,):
-            if (address, needed) not in self._dealers:
-                self._open_dealer(address, needed)
-        return self._dealers[(address, lane)]
+        for needed in LANES if self._receives else (lane,):
+            if (address, key, needed) not in self._dealers:
+                self._open_dealer(address, key, needed)
+        return self._dealers[(address, key, lane)]
 
-    def _open_dealer(self, address: str, lane: int) -> None:
+    def _open_dealer(self, address: str, key: str, lane: int) -> None:
         assert self._context is not None
-        receives = self._router is None
-        number = self._dealer_numbers.setdefault(address, len(self._dealer_numbers))
+        receives = self._receives
+        number = self._dealer_numbers.get(address)
+        if number is None:
+            # Who knows an identity could take its place at a ROUTER, so with keys it's no number that others can guess.
+            number = len(self._dealer_numbers) if self._guard is None else secrets.randbits(64)
+            self._dealer_numbers[address] = number
         identity = _identity(self._id, self._boot, lane, f"{number:x}")
-        socket = new_dealer(self._context, identity, lane, receives=receives, loopback=_is_loopback(address))
+        socket = new_dealer(self._context, identity, lane, receives=receives, loopback=is_loopback(address))
+        watch: Watch | None = None
         try:
+            if self._guard is not None:
+                self._guard.arm_dealer(socket, key)
+            if lane == CONTROL and (self._guard is not None or receives):
+                heard = partial(self._shaken, (address, key, lane))
+                watch = Watch(self._context, socket, FAILED | SUCCEEDED, heard, self._running_loop)
             socket.connect(address)
         except zmq.ZMQError:
+            if watch is not None:
+                watch.close()
             socket.close(linger=0)
             raise
-        dealer = _Dealer(socket, lane)
-        self._dealers[(address, lane)] = dealer
+        dealer = _Dealer(socket, (address, key, lane))
+        dealer.handshake = watch
+        self._dealers[dealer.key] = dealer
         if receives:
             self._watch(dealer)
+
+    def _shaken(self, key: tuple[str, str, int], event: Event) -> None:
+        """A handshake with somebody who was dialled succeeded or failed."""
+        dealer = self._dealers.get(key)
+        if event.kind != SUCCEEDED:
+            self._troubles[key[:2]] = trouble(event)
+            return
+        self._troubles.pop(key[:2], None)
+        if dealer is not None and dealer.handshake is not None:
+            dealer.handshake.close()
+            dealer.handshake = None
+
+    def _trouble(self, to: PeerRef) -> str:
+        return next((self._troubles[where] for a in to.addresses if (where := (a, to.key)) in self._troubles), "")
+
+    def _redial_later(self) -> None:
+        if self._redial_timer is None:
+            self._redial_timer = self._running_loop.call_later(self._redial_s, self._redial)
+
+    def _redial(self) -> None:
+        """Open anew the DEALERs that have been without a connection: libzmq gives one up for good when the other side
+        broke the protocol in its handshake or refused its key, and does not say so."""
+        self._redial_timer = None
+        now, waiting = self._now(), False
+        for dealer in list(self._dealers.values()):
+            if dealer.blocked_at is None:
+                continue
+            waiting = True
+            if now - dealer.blocked_at >= self._redial_s:
+                self._open_anew(dealer)
+        self._redial_s = min(2 * self._redial_s, REDIAL_MAX_S) if waiting else REDIAL_S
+        if waiting:
+            self._redial_later()
+
+    def _open_anew(self, dealer: _Dealer) -> None:
+        address, key, lane = dealer.key
+        self._close_dealer(dealer)
+        del self._dealers[dealer.key]
+        try:
+            self._open_dealer(address, key, lane)
+        except zmq.ZMQError:
+            self._unroutable += 1
+            return
+        fresh = self._dealers[dealer.key]
+        fresh.outlet.waiting.extend(dealer.outlet.waiting)
+        fresh.blocked_at = self._now()
+        if not fresh.watched:
+            self._watch(fresh)
 
     def _watch(self, dealer: _Dealer) -> None:
         dealer.watched = True
@@ -251,10 +373,10 @@ class ZmqBus(Driver):
         if dealer.socket.closed:
             return
         events = int(dealer.socket.getsockopt(zmq.EVENTS))
-        if dealer.outlet.waiting and events & zmq.POLLOUT:
-            dealer.outlet.push()
-        if self._router is None:
-            if self._drain(dealer.inlet, dealer.lane):
+        if dealer.outlet.waiting and events & zmq.POLLOUT and dealer.outlet.push():
+            dealer.blocked_at = None
+        if self._receives:
+            if self._drain(dealer.inlet, dealer):
                 self._running_loop.call_soon(self._dealer_ready, dealer)
         elif not dealer.outlet.waiting and dealer.watched:
             dealer.watched = False
@@ -290,7 +412,7 @@ class ZmqBus(Driver):
     def _release(self, route: Route) -> None:
         if route.address:
             for lane in LANES:
-                dealer = self._dealers.pop((route.address, lane), None)
+                dealer = self._dealers.pop((route.address, route.key, lane), None)
                 if dealer is not None:
                     self._close_dealer(dealer)
         else:
@@ -301,6 +423,8 @@ class ZmqBus(Driver):
         if dealer.watched and self._loop is not None:
             self._loop.remove_reader(dealer.fd)
             dealer.watched = False
+        if dealer.handshake is not None:
+            dealer.handshake.close()
         dealer.socket.close(linger=LINGER_MS)
 
     # ------------------------------------------------------------ in
@@ -329,17 +453,19 @@ class ZmqBus(Driver):
 
     def _look_at_connections(self) -> None:
         """Those that closed: their peers are told of once all that they sent is taken."""
-        if self._monitor is None or self._closed:
-            return
-        for descriptor in self._monitor.closed():
+        if self._monitor is not None and not self._closed:
+            self._closed_connections(self._monitor.closed())
+
+    def _closed_connections(self, descriptors: Sequence[int]) -> None:
+        for descriptor in descriptors:
             identity = self._connections.pop(descriptor, None)
             if identity is not None:
                 self._sources.pop(identity, None)
                 self._broken.append(identity)
         self._router_soon()
 
-    def _drain(self, inlet: Inlet, lane: int | None) -> bool:
-        """Take packets, control first; True if there may be more. `lane` None: from the ROUTER.
+    def _drain(self, inlet: Inlet, dealer: _Dealer | None) -> bool:
+        """Take packets, control first; True if there may be more. `dealer` None: from the ROUTER.
 
         What a packet brings may end its own connection: a peer that has restarted, a handler that forgets its peer.
         """
@@ -353,7 +479,10 @@ class ZmqBus(Driver):
                 break
             taken += 1
             size += sum(map(len, parts))
-            source = Source("", 0, lane) if lane is not None else self._source(parts.pop(0))
+            if self._guard is None:
+                source = Source("", 0, dealer.lane) if dealer is not None else self._source(parts.pop(0))
+            else:
+                source = self._guarded(self._guard, parts, dealer)
             if source is None or not parts:
                 self._bad_parts += 1
             elif source.lane == CONTROL or taken == 1:
@@ -375,6 +504,38 @@ class ZmqBus(Driver):
     def _received(self, source: Source, parts: list[zmq.Frame]) -> None:
         self._arrived(source, parts[0].bytes, [part.buffer for part in parts[1:]])
 
+    def _guarded(self, guard: Guard, parts: list[zmq.Frame], dealer: _Dealer | None) -> Source | None:
+        """Whose a packet is, by the key that its connection proved; None for nobody's."""
+        if dealer is not None:
+            return guard.answered(dealer.key[1], dealer.lane)
+        identity = parts.pop(0)
+        source = guard.source(identity, _keyed)
+        name = identity.bytes
+        if source is not None and (name not in self._sources or (name, source.key) not in guard.known):
+            if len(guard.known) >= IDENTITIES:
+                guard.known.clear()
+                self._forget_identities()
+            guard.known[(name, source.key)] = self._sources[name] = source
+            self._know(source, _parsed(name)[1], identity)
+        return source
+
+    def on_refusal(self, tell: Callable[[str], None]) -> None:
+        """Set who writes the lines about what was refused; else they go to the logger `dcnr.wire`."""
+        if self._guard is not None:
+            self._guard.tell = tell
+
+    def _expel(self) -> None:
+        """The allow-list has changed: links to those who are no longer on it end now."""
+        if self._endpoint is None or self._closed or self._guard is None:
+            return
+        guard = self._guard
+        self._endpoint.expel(guard.expulsion, self._out)
+        self._settle(later=True)
+
+    def _told(self, subject: str, text: str) -> None:
+        if self._guard is not None:
+            self._guard.refused(subject, text)
+
     def _source(self, identity: zmq.Frame) -> Source | None:
         key = identity.bytes
         try:
@@ -382,20 +543,26 @@ class ZmqBus(Driver):
         except KeyError:
             pass
         if len(self._sources) >= IDENTITIES:
-            self._sources.clear()
-            self._identities.clear()
-            self._connections.clear()
+            self._forget_identities()
         source, number = _parsed(key)
         self._sources[key] = source
-        if source is not None and source.lane == CONTROL:
-            descriptor = connection_of(identity)
-            if descriptor is not None:
-                self._connections[descriptor] = key
         if source is not None:
-            for lane in LANES:  # its connections for the other lanes may have been silent so far
-                known = (source.id, source.boot, lane)
-                self._identities[known] = _identity(source.id, source.boot, lane, number)
+            self._know(source, number, identity)
         return source
+
+    def _forget_identities(self) -> None:
+        self._sources.clear()
+        self._identities.clear()
+        self._connections.clear()
+
+    def _know(self, source: Source, number: str, identity: zmq.Frame) -> None:
+        """How to answer; its connections for the other lanes may have been silent so far."""
+        descriptor = connection_of(identity) if source.lane == CONTROL else None
+        if descriptor is not None:
+            self._connections[descriptor] = identity.bytes
+        for lane in LANES:
+            known = (source.id, source.boot, lane)
+            self._identities[known] = _identity(source.id, source.boot, lane, number)
 
     def counters(self) -> dict[str, Any]:
         """Counts of bytes, packets, messages, resends and refusals, and what is queued per peer."""
@@ -426,7 +593,13 @@ def _parsed(identity: bytes) -> tuple[Source | None, str]:
     return None, ""
 
 
-def _is_loopback(address: str) -> bool:
+def _keyed(identity: bytes, key: str) -> Source | None:
+    source, _ = _parsed(identity)
+    return source._replace(key=key) if source is not None and source.boot else None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches it."""
     host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
@@ -443,10 +616,10 @@ def _dialable(bound: str) -> str:
         wildcard = bare in ("*", "")
     if not wildcard:
         return bound
-    return f"tcp://{_own_address()}:{port}"
+    return f"tcp://{own_address()}:{port}"
 
 
-def _own_address() -> str:
+def own_address() -> str:
     """The address this machine uses towards others (no packet is sent), or loopback."""
     with sockets_of_the_system.socket(sockets_of_the_system.AF_INET, sockets_of_the_system.SOCK_DGRAM) as probe:
         try:

@@ -205,26 +205,44 @@ def orchestrator(
         str,
         typer.Option(metavar="URL", help="Where PNodes and commands reach the store, if not there: dcnr://host:port."),
     ] = "",
+    keys: Annotated[
+        bool, typer.Option("--keys", help="Let in only admitted keys at a loopback address too; elsewhere it is so.")
+    ] = False,
     home: HomeOption = None,
 ) -> None:
-    """Run an orchestrator here, in the foreground."""
+    """Run an orchestrator here, in the foreground; beyond loopback it prints how PNodes join."""
     from cli.cluster import store_url
     from cli.context import home_folder, parse_address
     from orchestrator.main import run as run_orchestrator
+    from wire.zmq_bus import is_loopback
 
     folder = home_folder(home)
     address = parse_address(bind) if not bind.endswith(":0") else bind
     arguments = ["--bind", address, "--store", store_url(store or str(folder / "store")), "--home", str(folder)]
     arguments += ["--lease", f"{lease:g}", "--recover-limit", f"{recover_limit:g}", *_advertised(advertise)]
     arguments += ["--advertise-store", store_url(advertise_store)] if advertise_store else []
+    if keys or not is_loopback(address):
+        arguments.append("--keys")
     raise typer.Exit(_daemon(run_orchestrator, arguments))
 
 
 def pnode(
     name: Annotated[str, typer.Option(help="This PNode's id in the cluster; default: the host's name.")] = "",
     orchestrator: OrchestratorOption = None,
-    bind: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; port 0: any.")] = "tcp://127.0.0.1:0",
+    join: Annotated[
+        str, typer.Option(metavar="TOKEN", help="Join this token's cluster; -: read it from standard input.")
+    ] = "",
+    dial_only: Annotated[bool, typer.Option("--dial-only", help="Listen nowhere; this machine can only dial.")] = False,
+    bind: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where to listen. [default: a free port, of loopback without keys]")
+    ] = "",
     advertise: AdvertiseOption = None,
+    relay: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Where to join others that can only dial; off: don't. [default: any port]"
+        ),
+    ] = "",
     device: Annotated[list[str] | None, typer.Option(help="cpu, cuda or cuda:1; repeatable. [default: cpu]")] = None,
     threads: Annotated[int, typer.Option(min=0, help="Threads to compute with; 0: all cores.")] = 0,
     store: Annotated[
@@ -254,10 +272,18 @@ def pnode(
     from cli.cluster import available_cores, store_url
     from cli.context import home_folder, orchestrator_address
     from pnode.main import run as run_pnode
+    from wire.joining import remembered
 
     folder = home_folder(home)
     name = name or re.sub(r"[^a-z0-9_-]+", "-", socket.gethostname().split(".")[0].lower()).strip("-") or "pnode"
-    arguments = ["--name", name, "--orchestrator", orchestrator_address(orchestrator, folder), "--bind", bind]
+    arguments = ["--name", name]
+    if join:
+        arguments += ["--join", join]
+    elif orchestrator or remembered(folder / name) is None:
+        arguments += ["--orchestrator", orchestrator_address(orchestrator, folder)]
+    arguments += ["--bind", bind] if bind else []
+    arguments += ["--dial-only"] if dial_only else []
+    arguments += ["--relay", relay] if relay else []
     arguments += ["--threads", str(threads or available_cores()), "--home", str(folder / name)]
     arguments += _advertised(advertise)
     arguments += ["--store", store_url(store)] if store else []
@@ -286,6 +312,9 @@ def storage(
     truth: Annotated[
         bool, typer.Option("--truth", help="Also take writes of what orchestrators write: registry, manifests, heads.")
     ] = False,
+    keys: Annotated[
+        bool, typer.Option("--keys", help="Let in only admitted keys at a loopback address too; elsewhere it is so.")
+    ] = False,
     home: HomeOption = None,
 ) -> None:
     """Give a store to PNodes that reach neither its disk nor S3, in the foreground."""
@@ -296,7 +325,7 @@ def storage(
     folder = home_folder(home)
     address = parse_address(bind) if not bind.endswith(":0") else bind
     arguments = ["--bind", address, "--store", store_url(store or str(folder / "store")), "--home", str(folder)]
-    arguments += [*_advertised(advertise), *(["--truth"] if truth else [])]
+    arguments += [*_advertised(advertise), *(["--truth"] if truth else []), *(["--keys"] if keys else [])]
     arguments += [part for one in quota or () for part in ("--quota", one)]
     raise typer.Exit(_daemon(run_storage, arguments))
 

@@ -53,6 +53,38 @@ def use(
     terminal.next("dcnr status")
 
 
+@app.command("join", cls=Command)
+def join(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The context's name.")],
+    token: Annotated[
+        str, typer.Argument(metavar="TOKEN", help="From dcnr node invite --client; -: read it from standard input.")
+    ] = "-",
+    home: HomeOption = None,
+) -> None:
+    """Be let in by an orchestrator with keys, and talk to it from now on."""
+    import sys
+
+    from cli.context import Contexts, home_folder
+    from cli.running import run
+    from cli.terminal import Terminal
+    from wire.errors import UsageError
+    from wire.joining import client_id
+    from wire.joining import join as knock
+    from wire.keys import load_or_make
+    from wire.tokens import read_token
+
+    folder = home_folder(home)
+    read = read_token(sys.stdin.readline() if token == "-" else token)
+    if read.role != "client":
+        raise UsageError("this token is for a PNode", hint="dcnr pnode --join TOKEN; dcnr node invite --client")
+    key = load_or_make(folder / "client").public
+    _, known = run(knock(folder / "client", read, client_id(key)))
+    Contexts.read(folder).use(name, known.addresses[0], known.key).save()
+    terminal = Terminal()
+    terminal.line(f"using {name} ({known.addresses[0]})")
+    terminal.next("dcnr status")
+
+
 @app.command("rm", cls=Command)
 def rm(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The context's name.")], home: HomeOption = None

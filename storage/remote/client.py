@@ -68,14 +68,17 @@ ReadPiece = Callable[[int, int], Awaitable[Buffer]]
 
 
 class RemoteStore:
-    """See the module. `address`: `tcp://host:port`. `make_bus`: a bus for this store alone; see `wire.bus`."""
+    """See the module. `address`: `tcp://host:port`. `make_bus`: a bus for this store alone; see `wire.bus`.
+
+    `key`: the service's public key, "" where there are no keys.
+    """
 
     def __init__(
         self, url: str, address: str, make_bus: MakeBus, *, cache: BlobCache | None = None,
-        patience: Patience | None = None,
+        patience: Patience | None = None, key: str = "",
     ) -> None:  # fmt: skip
         self.url = url
-        self._connection = Connection(url, address, make_bus, patience or Patience())
+        self._connection = Connection(url, address, make_bus, patience or Patience(), key)
         self._cache = cache
         self._uploads: dict[str, asyncio.Lock] = {}
 

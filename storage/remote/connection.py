@@ -53,13 +53,17 @@ class Patience:
 
 
 class Connection:
-    """See the module. `url`: for people. `make_bus`: called once, in the event loop that asks first."""
+    """See the module. `url`: for people. `make_bus`: called once, in the event loop that asks first.
 
-    def __init__(self, url: str, address: str, make_bus: MakeBus, patience: Patience) -> None:
+    `key`: the service's public key, "" where there are no keys.
+    """
+
+    def __init__(self, url: str, address: str, make_bus: MakeBus, patience: Patience, key: str = "") -> None:
         self.url = url
         self.chunk_bytes = 0
         """The most that one message may bring; known once the service has answered."""
         self._address = address
+        self._key = key
         self._make_bus = make_bus
         self._patience = patience
         self._bus: Bus | None = None
@@ -105,7 +109,7 @@ class Connection:
             try:
                 bus, boot = await self._opened(begun)
                 tries += 1
-                peer = PeerRef(SERVICE_ID, boot, [self._address])
+                peer = PeerRef(SERVICE_ID, boot, [self._address], self._key)
                 return await self._wait(bus, peer, message, frames, begun)
             except RefusedError as error:
                 if error.code != BUSY:
@@ -142,7 +146,7 @@ class Connection:
                     raise StoreUnavailableError(f"{self.url}: {error.message}", hint=error.hint) from error
                 self._bus = bus
             if not self._boot:
-                question, whoever = OpenStore(str(new_request_id())), PeerRef(SERVICE_ID, 0, [self._address])
+                question, whoever = OpenStore(str(new_request_id())), PeerRef(SERVICE_ID, 0, [self._address], self._key)
                 answer, got = await self._wait(self._bus, whoever, question, (), begun)
                 try:
                     if not isinstance(answer, Ok) or len(got) != 1:

@@ -1,6 +1,9 @@
 """`dcnr-storage`: the storage service. Ends in good order on SIGTERM and SIGINT; a second signal ends it at once.
 
-When it is ready it writes `<home>/storage.json` with its address.
+When it is ready it writes `<home>/storage.json` with its address and its URL for others.
+
+Beyond loopback, or with --keys, it has a key pair in `<home>/storage` and lets in whom the cluster's allow-list names,
+which it reads in the store it gives.
 
 Exit codes: 0, 1 failed, 2 usage, 69 address or store can't be had, 130 Ctrl-C.
 """
@@ -57,6 +60,8 @@ def make_parser() -> argparse.ArgumentParser:
                         "blobs; may be repeated (no limits)")  # fmt: skip
     parser.add_argument("--truth", action="store_true",
                         help="also take writes of what orchestrators write: registry, manifests, heads")  # fmt: skip
+    parser.add_argument("--keys", action="store_true",
+                        help="let in only admitted keys at a loopback address too; elsewhere it is so")  # fmt: skip
     parser.add_argument("--log-level", default="info", choices=tuple(LEVELS))
     return parser
 
@@ -84,11 +89,14 @@ async def _serve(arguments: argparse.Namespace) -> int:
 
     from storage.open import open_ranged_store
     from storage.remote import SERVICE_ID
+    from storage.remote.admitted import follow, look
     from storage.remote.quota import parse_quotas
     from storage.remote.service import StorageService
     from storage.remote.spool import Spool
+    from wire.admission import Admission
     from wire.endpoint import check_address
-    from wire.zmq_bus import ZmqBus
+    from wire.keys import load_or_make
+    from wire.zmq_bus import ZmqBus, is_loopback
 
     for address in arguments.advertise:
         check_address(address)
@@ -97,18 +105,29 @@ async def _serve(arguments: argparse.Namespace) -> int:
     log = open_log(arguments.log_level)
     with _locked(home):
         store = open_ranged_store(arguments.store or (home / "store").as_uri())
-        bus = ZmqBus(SERVICE_ID, bind=arguments.bind, advertise=arguments.advertise)
+        keyed = arguments.keys or not is_loopback(arguments.bind)
+        keys = load_or_make(home / "storage") if keyed else None
+        admission = Admission() if keyed else None
+        bus = ZmqBus(SERVICE_ID, bind=arguments.bind, advertise=arguments.advertise, keys=keys, admission=admission)
+        bus.on_refusal(lambda text: log.warning("refused", text=text))
         service = StorageService(
             bus, store, Spool(home / "spool"), log, quotas=quotas, truth=arguments.truth, version=version("dcnr")
         )
         seen = _watch_signals(service)
+        following: asyncio.Task[None] | None = None
         try:
+            if admission is not None:
+                await look(store, admission)
+                following = asyncio.create_task(follow(store, admission, log))
             await service.open()
             _announce(home, bus, store.url)
-            log.info("serving", store=store.url, at=bus.me.addresses, pid=os.getpid())
+            log.info("serving", store=store.url, at=bus.me.addresses, url=_url(bus), pid=os.getpid())
             await service.run()
         finally:
             _withdraw(home)
+            if following is not None:
+                following.cancel()
+                await asyncio.wait([following])
             await bus.close()
             await store.close()
     log.info("ended")
@@ -142,10 +161,20 @@ def _locked(home: Path) -> Iterator[None]:
 def _announce(home: Path, bus: Bus, store: str) -> None:
     """Write the address file, whole or not at all."""
     me = bus.me
-    mark = {"address": me.addresses[0], "addresses": me.addresses, "pid": os.getpid(), "boot": me.boot, "store": store}
+    mark = {
+        "address": me.addresses[0], "addresses": me.addresses, "pid": os.getpid(), "boot": me.boot, "store": store,
+        "url": _url(bus),
+    }  # fmt: skip
     temporary = home / f".{READY}.{os.getpid()}"
     temporary.write_text(json.dumps(mark, indent=2) + "\n", encoding="utf-8")
     temporary.replace(home / READY)
+
+
+def _url(bus: Bus) -> str:
+    """How others name it, with its public key."""
+    from storage.open import service_url
+
+    return service_url(bus.me.addresses[0], bus.me.key)
 
 
 def _withdraw(home: Path) -> None:

@@ -16,8 +16,10 @@ import pytest_asyncio
 import zmq
 
 from tests.integration.wire.peers import digest, echo_process, hop, start_echo
+from wire.admission import Admission
 from wire.errors import MisuseError, UnreachableError
 from wire.ids import new_request_id
+from wire.keys import KeyPair
 from wire.limits import LIMITS
 from wire.messages import BACKWARD, FORWARD, AskCluster, Hop, InferOutput, ListPNodes, Message, Ok, PeerRef, TensorMeta
 from wire.zmq_bus import BindError, ZmqBus
@@ -397,15 +399,16 @@ async def test_an_address_in_use_is_one_clear_line(client):
     with pytest.raises(BindError, match=f"can't listen on {taken}"):
         await ZmqBus("other", bind=taken).start()
     with pytest.raises(BindError, match="can't listen on"):
-        await ZmqBus("other", bind="tcp://256.1.1.1:0").start()
+        await ZmqBus("other", bind="tcp://localhost:nowhere").start()
 
 
 async def test_the_wildcard_is_advertised_as_an_address_that_can_be_dialled():
-    bus = ZmqBus("wild", bind="tcp://0.0.0.0:0")
+    open_to_all = {"keys": KeyPair.new(), "admission": Admission()}
+    bus = ZmqBus("wild", bind="tcp://0.0.0.0:0", **open_to_all)
     await bus.start()
     assert "0.0.0.0" not in bus.me.addresses[0]
     await bus.close()
-    bus = ZmqBus("wild", bind="tcp://0.0.0.0:0", advertise=["tcp://example.org:7700"])
+    bus = ZmqBus("wild", bind="tcp://0.0.0.0:0", advertise=["tcp://example.org:7700"], **open_to_all)
     await bus.start()
     assert bus.me.addresses == ["tcp://example.org:7700"]
     await bus.close()
@@ -433,3 +436,21 @@ def test_limits_are_stated_in_one_place():
     assert LIMITS.early_bytes >= LIMITS.window_bytes
     assert LIMITS.early_packets >= LIMITS.window_packets
     assert sys.maxsize > LIMITS.queue_bytes
+
+
+async def test_one_that_can_only_dial_meets_one_that_then_sends_first():
+    client, server = Client(None), Client()
+    server.bus._id = "server"
+    await client.bus.start()
+    await server.bus.start()
+    where = PeerRef("server", 0, server.bus.me.addresses)
+    with pytest.raises(MisuseError, match="no address and no link"):
+        server.bus.send(client.bus.me, hop(1))
+    await client.bus.meet(where, timeout_s=30)
+    server.bus.send(client.bus.me, hop(1))
+    assert (await client.next())[0] == hop(1)
+    await client.bus.meet(PeerRef("server", server.bus.me.boot), timeout_s=1)
+    with pytest.raises(UnreachableError, match="did not answer within"):
+        await client.bus.meet(PeerRef("", 0, ["tcp://127.0.0.1:9"]), timeout_s=0.2)
+    await client.bus.close()
+    await server.bus.close()

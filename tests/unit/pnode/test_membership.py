@@ -13,12 +13,15 @@ from structlog.testing import LogCapture
 
 from pnode.hub import Bounds, Hub
 from pnode.membership import Membership
-from pnode.remembered import memory_file
+from pnode.remembered import Remembered, memory_file, remember
 from storage.open import open_store
 from storage.sealed import seal
 from storage.terms import TERM_KEY, TermRecord
+from wire.admission import Admission
+from wire.keys import KeyPair
 from wire.messages import Goodbye, Heartbeat, HeartbeatAck, Message, PeerRef, Profile, Refused, Register, Registered
 from wire.requests import RefusedError
+from wire.roles import ORCHESTRATOR
 from wire.sim import SimBus, SimNetwork, run_sim
 
 PROFILE = Profile("host", "cpu", 1, 1e9, 1 << 30, 1e9, 1e-4, "2.0", "cpu", "1")
@@ -76,7 +79,7 @@ class PNode:
         self.hub = Hub(
             "p1", self.bus, PeerRef("", 0, [address]), home, Bounds(), asyncio.ensure_future, log, clock=clock
         )
-        self.membership = Membership(self.hub, self, address, store, open_store, log)
+        self.membership = Membership(self.hub, self, store, open_store, log)
         self.bus.on_message(self._on_message)
         self.bus.on_loss(self.membership.lost)  # type: ignore[arg-type]
         self.bus.open()
@@ -292,6 +295,23 @@ def test_after_a_restart_it_is_found_where_it_was_last_though_the_store_is_away(
         pnode("tcp://o:7700")
         await asyncio.sleep(12.0)
         assert len(new.registers) == 2
+
+    simulate(tmp_path, script)
+
+
+def test_with_keys_the_one_that_is_remembered_is_known_by_its_key_and_without_a_key_it_does_not_count(
+    tmp_path: Path,
+) -> None:
+    async def script(net: SimNetwork, pnode: Callable[..., PNode]) -> None:
+        key, there = KeyPair.new().public, ["tcp://q:7700"]
+        for known, found in ((key, [PeerRef("", 0, there, key)]), ("", [])):
+            remember(memory_file(tmp_path, "p1"), Remembered("tcp://o:7700", "c", 4, there, key=known))
+            again = pnode("tcp://o:7700")
+            again.hub.admission = Admission()
+            await asyncio.sleep(1.0)
+            assert [peer for peer in again.membership._candidates if peer.addresses == there] == found
+            entry = again.hub.admission.find(key, 0.0)
+            assert (entry is not None and entry.role == ORCHESTRATOR) == bool(found)
 
     simulate(tmp_path, script)
 

@@ -66,6 +66,7 @@ def test_every_cut_and_every_flipped_bit_is_seen(tmp_path: Path) -> None:
         ({"addresses": ["tcp://10.0.0.1:0"]}, "can't be dialled"),
         ({"addresses": ["ipc:///tmp/x"]}, "can't be dialled"),
         ({"addresses": [TOLD] * 9}, "can't be dialled"),
+        ({"key": "k" * 39}, "key is none"),
         ({"told": "tcp://" + "h" * MAX_BYTES}, f"more than {MAX_BYTES} bytes"),
         ({"term": "7"}, "corrupt"),
         ({"more": 1}, "corrupt"),

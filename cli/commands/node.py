@@ -74,7 +74,8 @@ def invite(
     if terminal.json:
         terminal.record(msgspec.to_builtins(made))
         return
-    print(f"dcnr context join NAME {made.token}" if client else f"dcnr pnode --join {made.token}")
+    command = f"dcnr context join NAME {made.token}" if client else f"dcnr pnode --join {made.token}"
+    terminal.raw(f"{command}\n")  # in one line, however narrow the terminal
 
 
 @app.command("revoke", cls=Command)

@@ -35,7 +35,7 @@ ATTRIBUTES = {
     "importlib": {"import_module", "reload", "util", "machinery"},
     "sys": {"modules"},
 }
-STARTS = {("cli/processes.py", "Popen")}
+STARTS = {("cli/processes.py", "Popen"), ("pnode/main.py", "os.execv")}
 """Where programs are started: our own modules, by a list of arguments."""
 
 
@@ -63,8 +63,9 @@ def violations(source: str, name: str = "") -> list[str]:
                 found.append(call)
             case ast.Name(id=call, ctx=ast.Load()) if call in ("eval", "exec", "__import__"):
                 found.append(call)  # also when it is only handed on
-            case ast.Attribute(value=ast.Name(id=left), attr=right) if right in ATTRIBUTES.get(
-                known.get(left, left), ()
+            case ast.Attribute(value=ast.Name(id=left), attr=right) if (
+                right in ATTRIBUTES.get(known.get(left, left), ())
+                and (name, f"{known.get(left, left)}.{right}") not in STARTS
             ):
                 found.append(f"{known.get(left, left)}.{right}")
             case ast.Call(

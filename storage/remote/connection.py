@@ -139,8 +139,8 @@ class Connection:
             if self._closed:
                 raise MisuseError(f"{self.url} is closed")
             if self._bus is None:
-                bus = self._make_bus()
                 try:
+                    bus = self._make_bus()
                     await bus.start()
                 except DCNRError as error:
                     raise StoreUnavailableError(f"{self.url}: {error.message}", hint=error.hint) from error

@@ -58,6 +58,7 @@ from wire.messages import (
     StoreWritten,
 )
 from wire.requests import request_id_of
+from wire.zmq_bus import is_loopback
 
 ASKED_BY_ONE, ASKED_BY_ALL = 96, 1024
 """Questions that are being answered at once."""
@@ -137,6 +138,10 @@ class StorageService:
     def _on_message(self, sender: PeerRef, message: Message, frames: Sequence[Frame]) -> None:
         request_id = request_id_of(message)
         if isinstance(message, ShutDown):
+            if not all(map(is_loopback, self._bus.me.addresses)):
+                text = "this storage service can be reached from elsewhere"
+                self._refuse(sender, request_id, Refusal("not-local", text, "send it SIGTERM"))
+                return
             self._bus.send(sender, Ok(request_id))
             self.stop()
         elif not isinstance(message, _QUESTIONS):

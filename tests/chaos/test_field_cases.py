@@ -11,7 +11,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,6 @@ from cli.chaos.trial import SESSION, begin, join
 from cli.preparing import Prepared
 from cli.terminal import Terminal
 from tests.chaos.nets import GPT
-from tests.chaos.nursery import Nursery
 from wire.codec import read_header
 from wire.errors import DCNRError
 from wire.packets import Data
@@ -36,15 +35,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SEED = int(os.environ.get("DCNR_CHAOS_SEED") or time.time())
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def launch() -> Iterator[Launch]:
-    """Starts daemons fast."""
-    nursery = Nursery()
-    nursery.open()
-    yield nursery.start
-    nursery.close()
 
 
 @asynccontextmanager

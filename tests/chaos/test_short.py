@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,22 +21,12 @@ from cli.chaos.trial import Survived, Trial, undergo
 from cli.terminal import Terminal
 from tests.chaos.campaign import listened
 from tests.chaos.nets import CNN, GPT, MOE, Net
-from tests.chaos.nursery import Nursery
 from tests.chaos.smalldisk import small_disk
 from tests.chaos.weed import Weed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SEED = int(os.environ.get("DCNR_CHAOS_SEED") or time.time())
-
-
-@pytest.fixture(scope="module")
-def launch() -> Iterator[Launch]:
-    """Starts daemons fast."""
-    nursery = Nursery()
-    nursery.open()
-    yield nursery.start
-    nursery.close()
 
 
 def survive(net: Net, shape: Shape, order: tuple[Kind, ...], tmp_path: Path) -> Survived:
